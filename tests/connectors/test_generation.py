@@ -27,30 +27,36 @@ from beluga.tiers import TierService
 MODEL = Namespace.of("model")
 
 
-@pytest.fixture
-def sessions(server: IndexServer, pool_name: str) -> Iterator[list[Attachment]]:
-    made = [Attachment(PoolSettings(pool=pool_name, timeout_ms=5000)) for _ in range(2)]
-    yield made
-    for session in made:
+@contextlib.contextmanager
+def opened(path: Path | str) -> Iterator[Attachment]:
+    session = Attachment(PoolSettings(pool=str(path), timeout_ms=5000))
+    try:
+        yield session
+    finally:
         session.close()
 
 
-def test_all_of_a_namespace_are_in_the_same_era(sessions: list[Attachment]) -> None:
-    first = CacheGeneration(MODEL).now(sessions[0])
-    assert len(first) == records.SIZE
-    assert CacheGeneration(MODEL).now(sessions[1]) == first
-    assert CacheGeneration(Namespace.of("other")).now(sessions[1]) != first
+@pytest.fixture
+def sessions(server: IndexServer, pool_name: str) -> Iterator[list[Attachment]]:
+    with opened(pool_name) as first, opened(pool_name) as second:
+        yield [first, second]
 
 
-def test_a_clear_ends_the_era_once_for_all_engines(sessions: list[Attachment]) -> None:
+def test_all_users_of_a_namespace_have_one_generation_until_a_clear_ends_it_once(
+    sessions: list[Attachment],
+) -> None:
     generation, other = CacheGeneration(MODEL), CacheGeneration(MODEL)
     first = generation.now(sessions[0])
+    assert len(first) == records.SIZE
+    assert other.now(sessions[1]) == first
+    assert CacheGeneration(Namespace.of("other")).now(sessions[1]) != first
     generation.clear()
-    assert other.now(sessions[1]) == first  # the clear was requested and happens with the next call
+    assert generation.pending
+    assert other.now(sessions[1]) == first  # the clear happens with the next call
     second = generation.now(sessions[0])
+    assert not generation.pending
     assert second != first
-    assert other.now(sessions[1]) == second
-    assert generation.now(sessions[0]) == second
+    assert other.now(sessions[1]) == generation.now(sessions[0]) == second
 
 
 def test_a_pool_without_space_for_a_record_still_ends_an_era(
@@ -70,14 +76,14 @@ def test_a_pool_without_space_for_a_record_still_ends_an_era(
     assert other.now(sessions[1]) != first
 
 
-def test_a_record_that_is_lost_is_a_new_era(sessions: list[Attachment]) -> None:
+def test_a_record_that_is_lost_is_a_new_generation(sessions: list[Attachment]) -> None:
     generation = CacheGeneration(MODEL)
     first = generation.now(sessions[0])
     sessions[1].cache(generation._namespace).remove(records._RECORD)
     assert generation.now(sessions[0]) != first
 
 
-def test_an_era_lasts_as_long_as_a_session_that_has_read_it(
+def test_a_generation_lasts_as_long_as_a_session_that_has_read_it(
     server: IndexServer, pool: Pool, sessions: list[Attachment]
 ) -> None:
     """A block that the session pins would otherwise stay, and not be found any more."""
@@ -97,58 +103,54 @@ def test_an_era_lasts_as_long_as_a_session_that_has_read_it(
 
 def test_a_record_that_a_tier_cannot_read_now_is_not_absent(shm: Path) -> None:
     """The server answers a miss for a second after a load that failed."""
-    tier, settings = MemoryTier(), {"timeout_ms": 5000}
-    for path in (shm / "first", shm / "second"):
-        with served(path, tier):
-            session = Attachment(PoolSettings(pool=str(path), **settings))
-            try:
-                if not tier.blocks:
-                    assert records.write(session, MODEL, records._RECORD, b"first") == b"first"
-                    assert eventually(lambda: len(tier.blocks) == 1)
-                    continue
-                tier.failing = True
-                for _ in range(2):
-                    with pytest.raises(CacheError, match="a lower tier has not replied"):
-                        records.read(session, MODEL, records._RECORD, 5)
-                tier.failing = False
+    tier = MemoryTier()
+    with served(shm / "first", tier), opened(shm / "first") as session:
+        assert records.write(session, MODEL, records._RECORD, b"first") == b"first"
+        assert eventually(lambda: len(tier.blocks) == 1)
+    with served(shm / "second", tier), opened(shm / "second") as session:
+        tier.failing = True
+        for _ in range(2):
+            with pytest.raises(CacheError, match="a lower tier has not replied"):
+                records.read(session, MODEL, records._RECORD, 5)
+        tier.failing = False
 
-                def again(session: Attachment = session) -> bool:
-                    with contextlib.suppress(CacheError):
-                        return records.read(session, MODEL, records._RECORD, 5) == b"first"
-                    return False
+        def again() -> bool:
+            with contextlib.suppress(CacheError):
+                return records.read(session, MODEL, records._RECORD, 5) == b"first"
+            return False
 
-                assert eventually(again)
-            finally:
-                session.close()
+        assert eventually(again)
 
 
 class Stubborn(MemoryTier):
-    """A store that rejects every deletion."""
+    """A store that rejects every deletion, or fails it."""
+
+    fails = False
 
     def remove(self, keys: NDArray[np.uint64]) -> int:
+        if self.fails:
+            raise OSError("made up")
         return 0
 
 
 def generations(
     path: Path, tier: MemoryTier, *, clear: bool = False, generation: CacheGeneration | None = None
 ) -> list[bytes]:
-    """Return the eras in a new pool over the tier, before and after a clear, when it has them."""
-    with served(path, tier):
-        session = Attachment(PoolSettings(pool=str(path), timeout_ms=5000))
-        try:
-            generation = generation or CacheGeneration(MODEL)
-            names = [generation.now(session)]
-            if clear:
-                generation.clear()
-                names.append(generation.now(session))
-            assert eventually(lambda: len(tier.blocks) >= 1 + clear)
-            return names
-        finally:
-            session.close()
+    """Return the generations in a new pool over the tier, before and after a clear, when it has
+    them.
+    """
+    with served(path, tier), opened(path) as session:
+        generation = generation or CacheGeneration(MODEL)
+        names = [generation.now(session)]
+        if clear:
+            generation.clear()
+            names.append(generation.now(session))
+        assert eventually(lambda: len(tier.blocks) >= 1 + clear)
+        return names
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["known", "remote"])
-def test_an_era_that_was_ended_does_not_return_from_a_store_that_refuses_deletes(
+def test_a_generation_that_was_ended_does_not_return_from_a_store_that_refuses_deletes(
     shm: Path, remote: bool
 ) -> None:
     tier = Stubborn(remote=remote)
@@ -163,38 +165,31 @@ def test_an_era_that_was_ended_does_not_return_from_a_store_that_refuses_deletes
     assert third != first
 
 
-class Deaf(MemoryTier):
-    """A store that fails every delete."""
-
-    def remove(self, keys: NDArray[np.uint64]) -> int:
-        raise OSError("made up")
-
-
 @pytest.mark.parametrize("remote", [False, True], ids=["known", "remote"])
-def test_an_ended_era_stays_ended_when_a_server_follows_on_the_same_pool(
+def test_an_ended_generation_stays_ended_when_a_server_follows_on_the_same_pool(
     shm: Path, remote: bool
 ) -> None:
-    tier, names = Deaf(remote=remote), list[bytes]()
+    tier, names = Stubborn(remote=remote), list[bytes]()
+    tier.fails = True
     with Pool.create([shm / "pool"], device_size=32 << 20, sparse=True) as pool:
         for clears in (0, 1, 0):
             server = IndexServer(pool)
             service = TierService(server, pool, [tier], wait=True)
             with server:
                 service.start()
-                session = Attachment(PoolSettings(pool=str(shm / "pool"), timeout_ms=5000))
-                generation = CacheGeneration(MODEL)
-                names.append(generation.now(session))
-                for _ in range(clears):
-                    generation.clear()
+                with opened(shm / "pool") as session:
+                    generation = CacheGeneration(MODEL)
                     names.append(generation.now(session))
-                session.close()
+                    for _ in range(clears):
+                        generation.clear()
+                        names.append(generation.now(session))
                 service.stop()
     first, again, second, last = names
     assert first == again
     assert second == last != first
 
 
-def test_a_process_that_has_ended_an_era_does_not_accept_it_from_a_store(
+def test_a_process_that_has_ended_a_generation_does_not_accept_it_from_a_store(
     shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ended the generation while it could not start another one, and the pool is recreated."""
@@ -209,16 +204,14 @@ def test_a_process_that_has_ended_an_era_does_not_accept_it_from_a_store(
 
     with monkeypatch.context() as patch, served(shm / "second", tier):
         patch.setattr(records, "write", full)
-        session = Attachment(PoolSettings(pool=str(shm / "second"), timeout_ms=5000))
         generation.clear()
-        with pytest.raises(CacheError, match="has no space"):
+        with opened(shm / "second") as session, pytest.raises(CacheError, match="has no space"):
             generation.now(session)
-        session.close()
         assert eventually(lambda: len(tier.blocks) == 2)
     assert generations(shm / "third", tier, generation=generation) != [first]
 
 
-def test_concurrent_clears_end_the_era_and_keep_blocks_of_the_next(
+def test_concurrent_clears_end_the_generation_and_keep_blocks_of_the_next(
     sessions: list[Attachment],
 ) -> None:
     generation = CacheGeneration(MODEL)
@@ -240,18 +233,7 @@ def test_concurrent_clears_end_the_era_and_keep_blocks_of_the_next(
     assert {*names, generation.now(sessions[0])} == {generation.now(sessions[1])}
 
 
-def test_a_clear_is_pending_until_it_has_completed(sessions: list[Attachment]) -> None:
-    generation = CacheGeneration(MODEL)
-    generation.now(sessions[0])
-    generation.clear()
-    assert generation.pending
-    generation.now(sessions[0])
-    assert not generation.pending
-
-
-def test_a_pending_era_record_raises_immediately(
-    sessions: list[Attachment],
-) -> None:
+def test_a_record_that_is_being_written_raises_immediately(sessions: list[Attachment]) -> None:
     generation = CacheGeneration(MODEL)
     cache, writer = sessions[1].cache(generation._namespace), IndexClient(sessions[1].client)
     keys = cache.keys(records._RECORD)

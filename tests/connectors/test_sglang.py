@@ -121,53 +121,31 @@ def test_damaged_bytes_are_a_miss_and_can_be_stored_again(
     assert np.array_equal(targets[1].data, rows[1])
 
 
-def test_a_page_of_another_size_is_a_miss(server: IndexServer, backend: Make) -> None:
-    cache = backend(v1=False)
-    assert cache.set(keys(1)[0], Flat(np.ones(4096, dtype=np.uint8)))
-    assert cache.get(keys(1)[0], Flat(np.zeros(2048, dtype=np.uint8))) is None
+OTHERS: list[dict[str, Any]] = [
+    *({"rank": Config(tp_rank=1)}, {"rank": Config(tp_size=4)}, {"rank": Config(pp_size=2)}),
+    {"rank": Config(pp_rank=1, pp_size=2)},
+    {"rank": Config(attn_cp_rank=1, attn_cp_size=2)},
+    *({"rank": Config(model_name="other")}, {"salt": "secret"}, {"variant": "revision 2"}),
+    *({"host_pool": HostPool("page_head")}, {"host_pool": HostPool(dtype="float16")}),
+]
 
 
-@pytest.mark.parametrize(
-    "difference",
-    [
-        {"tp_rank": 1},
-        {"tp_size": 4},
-        {"pp_rank": 1, "pp_size": 2},
-        {"attn_cp_rank": 1, "attn_cp_size": 2},
-        {"model_name": "other"},
-    ],
-    ids=str,
-)
-def test_pages_of_another_rank_or_model_are_misses(
-    server: IndexServer, backend: Make, difference: dict[str, Any]
+def test_pages_of_another_rank_configuration_host_pool_or_version_are_misses(
+    server: IndexServer, backend: Make
 ) -> None:
+    def hits(**given: Any) -> int:
+        cache = backend(**given)
+        try:
+            return int(cache.batch_exists(keys(2)))
+        finally:
+            cache.close()
+
     assert backend().batch_set_v1(keys(2), indices([0, 1])) == [True, True]
-    assert backend().batch_exists(keys(2)) == 2
-    assert backend(rank=dataclasses.replace(Config(), **difference)).batch_exists(keys(2)) == 0
-
-
-@pytest.mark.parametrize("difference", [{"salt": "secret"}, {"variant": "revision 2"}], ids=str)
-def test_pages_of_another_configuration_are_misses(
-    server: IndexServer, backend: Make, difference: dict[str, str]
-) -> None:
-    assert backend().batch_set_v1(keys(2), indices([0, 1])) == [True, True]
-    assert backend(**difference).batch_exists(keys(2)) == 0
-
-
-@pytest.mark.parametrize(
-    ("layout", "dtype"), [("page_head", "bfloat16"), ("page_first", "float16")]
-)
-def test_pages_of_another_host_pool_are_misses(
-    server: IndexServer, backend: Make, layout: str, dtype: str
-) -> None:
-    assert backend().batch_set_v1(keys(2), indices([0, 1])) == [True, True]
-    assert backend(HostPool(layout, dtype=dtype)).batch_exists(keys(2)) == 0
-
-
-def test_pages_of_another_version_of_sglang_are_misses(server: IndexServer, backend: Make) -> None:
-    assert backend().batch_set_v1(keys(2), indices([0, 1])) == [True, True]
+    assert hits() == 2
+    for given in OTHERS:
+        assert hits(**given) == 0, given
     sys.modules[f"{PACKAGE}.backend"].sglang_version = "0.5.24"  # type: ignore[attr-defined]
-    assert backend().batch_exists(keys(2)) == 0
+    assert hits() == 0
 
 
 def test_the_first_rank_reports_its_loaded_tokens_to_the_server(
@@ -193,14 +171,9 @@ def test_ranks_that_have_the_same_kv_share_it(server: IndexServer, backend: Make
     assert writer.batch_set_v1(keys(1), indices([2])) == [True]
     assert reader.batch_get_v1(keys(1), indices([3])) == [True]
     assert (target.page(3)[0] == 7).all()
-    split = Config(is_mla_model=True, tp_rank=1, tp_size=4, dcp_size=2, dcp_rank=1)
-    assert backend(rank=split).batch_exists(keys(1)) == 0
-
-
-def test_ranks_that_split_the_kv_share_it_only_with_equal_ranks(
-    server: IndexServer, backend: Make
-) -> None:
     split = Config(is_mla_model=True, tp_size=4, dcp_size=2)
+    other = dataclasses.replace(split, tp_rank=1, dcp_rank=1)
+    assert backend(rank=other).batch_exists(keys(1)) == 0
     assert backend(rank=split).batch_set_v1(keys(1), indices([2])) == [True]
     assert backend(rank=dataclasses.replace(split)).batch_exists(keys(1)) == 1
     assert backend(rank=dataclasses.replace(split, tp_size=8)).batch_exists(keys(1)) == 0
@@ -215,20 +188,14 @@ def test_without_a_server_everything_misses(backend: Make) -> None:
     assert not cache.set(keys(1)[0], Flat(np.zeros(64)))
 
 
-def test_a_restarted_server_is_reattached(pool: Pool, backend: Make) -> None:
-    with IndexServer(pool):
-        cache = backend(timeout_ms=2000)
-        assert cache.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
-    assert cache.batch_exists(keys(2)) == 0
-    with IndexServer(pool):
-        assert eventually(lambda: cache.batch_exists(keys(2)) == 2, LONG_S)
-
-
-def test_a_page_without_room_in_the_pool_is_skipped(server: IndexServer, backend: Make) -> None:
-    cache = backend(v1=False)
-    assert not cache.set(keys(1)[0], Flat(np.zeros(200 << 20, dtype=np.uint8)))
-    assert not cache.exists(keys(1)[0])
-    assert cache.set(keys(1)[0], Flat(np.ones(4096, dtype=np.uint8)))
+def test_a_page_of_another_size_or_without_room_in_the_pool_is_a_miss(
+    server: IndexServer, backend: Make
+) -> None:
+    cache, (key,) = backend(v1=False), keys(1)
+    assert not cache.set(key, Flat(np.zeros(200 << 20, dtype=np.uint8)))
+    assert not cache.exists(key)
+    assert cache.set(key, Flat(np.ones(4096, dtype=np.uint8)))
+    assert cache.get(key, Flat(np.zeros(2048, dtype=np.uint8))) is None
 
 
 def test_unknown_host_pools_are_rejected(server: IndexServer, backend: Make) -> None:
@@ -246,16 +213,22 @@ def test_unknown_host_pools_are_rejected(server: IndexServer, backend: Make) -> 
     empty.kv_buffer = np.zeros((2, PAGES, 0, PAGE), dtype=np.uint8)
     with pytest.raises(ConnectorError, match="pages without bytes"):
         backend().register_mem_host_pool_v2(empty, "swa")
-
-
-def test_buffers_of_a_wrong_count_are_rejected() -> None:
     odd = types.SimpleNamespace(page_size=1, get_page_buffer_meta=lambda _: ([1, 2, 3], [8, 8, 8]))
     with pytest.raises(LayoutError, match="3 buffers of 3 sizes for 2 pages"):
         page_buffers(odd, [0, 1], 2)
 
 
 GOOD = indices([1, 2])
-HOSTILE = {
+
+
+class Elsewhere:
+    """Indices in a device's memory."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+
+HOSTILE: dict[str, Any] = {
     "too few": GOOD[:PAGE],
     "too many": indices([1, 2, 3]),
     "part of a page": GOOD[:-1],
@@ -270,69 +243,44 @@ HOSTILE = {
     "two axes": [GOOD[:PAGE], GOOD[PAGE:]],
     "nothing": None,
     "text": "1" * len(GOOD),
+    "elsewhere": Elsewhere(),
 }
 
 
-@pytest.mark.parametrize("wrong", HOSTILE.values(), ids=HOSTILE)
 @pytest.mark.parametrize("layout", ["layer_first", "page_first"])
 def test_indices_that_are_not_whole_pages_copy_nothing(
-    server: IndexServer, backend: Make, layout: str, wrong: Any
+    server: IndexServer, backend: Make, layout: str
 ) -> None:
     host_pool = HostPool(layout)
     host_pool.kv_buffer[:] = 3
     cache = backend(host_pool)
-    assert cache.batch_set_v1(keys(2), wrong) == [False, False]
+    for name, wrong in HOSTILE.items():
+        assert cache.batch_set_v1(keys(2), wrong) == [False, False], name
     assert cache.batch_exists(keys(2)) == 0
     assert cache.batch_set_v1(keys(2), GOOD) == [True, True]
     host_pool.kv_buffer[:] = 0
-    assert cache.batch_get_v1(keys(2), wrong) == [False, False]
+    for name, wrong in HOSTILE.items():
+        assert cache.batch_get_v1(keys(2), wrong) == [False, False], name
     assert not host_pool.kv_buffer.any()
     assert cache.batch_get_v1(keys(2), np.array(GOOD, np.int32)) == [True, True]
     assert cache.attached  # the session still works
 
 
-def test_indices_in_device_memory_copy_nothing(server: IndexServer, backend: Make) -> None:
-    class Elsewhere:
-        def __array__(self, *_: Any, **__: Any) -> Any:
-            raise TypeError("can't convert cuda:0 device type tensor to numpy")
-
-    cache = backend()
-    assert cache.batch_set_v1(keys(2), Elsewhere()) == [False, False]
-    assert cache.batch_get_v1(keys(2), Elsewhere()) == [False, False]
-
-
 def test_pages_after_a_miss_are_fetched(server: IndexServer, backend: Make) -> None:
     source, target = HostPool(), HostPool()
     source.kv_buffer[:] = 5
-    cache, other = backend(source), backend(target)
+    cache, other, flat = backend(source), backend(target), backend(v1=False)
     stored = [key for i, key in enumerate(keys(5)) if i != 2]
     assert cache.batch_set_v1(stored, indices([0, 1, 2, 3])) == [True] * 4
     assert other.batch_exists(keys(5)) == 2
     expected = [True, True, False, True, True]
     assert other.batch_get_v1(keys(5), indices([1, 2, 3, 4, 5])) == expected
     assert [bool((target.page(i)[0] == 5).all()) for i in range(1, 6)] == expected
-
-
-def test_flat_pages_after_a_miss_are_fetched(server: IndexServer, backend: Make) -> None:
-    cache = backend(v1=False)
     rows = [Flat(np.full(4096, i + 1, dtype=np.uint8)) for i in range(2)]
-    assert cache.batch_set([keys(3)[0], keys(3)[2]], rows)
+    assert flat.batch_set([keys(3)[0], keys(3)[2]], rows)
     targets = [Flat(np.zeros(4096, dtype=np.uint8)) for _ in range(3)]
-    assert cache.batch_get(keys(3), targets) == [targets[0], None, targets[2]]
-    assert [int(target.data[0]) for target in targets] == [1, 0, 2]
-
-
-def test_clear_raises_without_the_pool(pool: Pool, backend: Make) -> None:
-    with IndexServer(pool):
-        cache = backend(timeout_ms=1000)
-        assert cache.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
-    with pytest.raises(ConnectorError, match="not cleared"):
-        cache.clear()
-    with IndexServer(pool):
-        assert eventually(lambda: cache.attached, LONG_S)
-        assert cache.batch_exists(keys(2)) == 0
-        assert backend().batch_exists(keys(2)) == 0  # the pool was cleared before the first lookup
-        cache.clear()
+    assert flat.batch_get(keys(3), targets) == [targets[0], None, targets[2]]
+    assert [int(each.data[0]) for each in targets] == [1, 0, 2]
 
 
 def test_a_put_that_began_before_a_clear_is_never_a_hit(
@@ -377,11 +325,14 @@ def test_sglang_is_not_imported_before_it_is_needed(monkeypatch: pytest.MonkeyPa
         _ = importlib.import_module(PACKAGE).BelugaHicache
 
 
-def test_a_backend_counts_its_transfers_and_failures(pool: Pool, backend: Make) -> None:
+def test_a_backend_counts_its_transfers_and_failures_and_is_reattached(
+    pool: Pool, backend: Make
+) -> None:
     with IndexServer(pool):
         cache = backend(timeout_ms=1000)
         assert cache.failure_count == 0
-        assert cache.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
+        assert cache.batch_set_v1(keys(1), indices([0])) == [True]
+        assert cache.batch_set_v1(keys(2), indices([0, 1])) == [True, True]  # one is present
         assert cache.batch_get_v1(keys(2), indices([2, 3])) == [True, True]
         size = sum(view.nbytes for page in (0, 1) for view in HostPool().page(page))
         moved = cache.transfer_stats()
@@ -393,14 +344,8 @@ def test_a_backend_counts_its_transfers_and_failures(pool: Pool, backend: Make) 
     assert cache.batch_set_v1(keys(2), indices([0, 1])) == [False, False]
     assert cache.failure_count >= 2
     assert not cache.attached
-
-
-def test_a_backend_attaches_at_construction(server: IndexServer, backend: Make) -> None:
-    made = backend()
-    cache = type(made)(made._config)
-    assert cache.attached  # otherwise the first requests of an engine would miss
-    cache.close()
-    assert not cache.attached
+    with IndexServer(pool):
+        assert eventually(lambda: cache.batch_exists(keys(2)) == 2, LONG_S)
 
 
 def test_before_sglang_registers_its_pool_everything_misses(
@@ -408,12 +353,14 @@ def test_before_sglang_registers_its_pool_everything_misses(
 ) -> None:
     made = backend()
     cache = type(made)(made._config)
+    assert cache.attached  # otherwise the first requests of an engine would miss
     cache.mem_pool_host = HostPool()
     assert cache.batch_exists(keys(1)) == 0
     assert cache.batch_set_v1(keys(1), indices([0])) == [False]
     assert cache.batch_get_v1(keys(1), indices([0])) == [False]
     cache.clear()
     cache.close()
+    assert not cache.attached
 
 
 def test_calls_without_targets_or_sources_move_nothing(server: IndexServer, backend: Make) -> None:
@@ -428,12 +375,6 @@ def test_calls_without_targets_or_sources_move_nothing(server: IndexServer, back
     assert cache.batch_exists(keys(2)) == 1
     assert cache.batch_set_v1([], []) == []
     assert cache.get_stats() is None
-
-
-def test_present_pages_count_as_stored(server: IndexServer, backend: Make) -> None:
-    cache = backend()
-    assert cache.batch_set_v1(keys(1), indices([0])) == [True]
-    assert cache.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
 
 
 def test_a_kv_pool_of_sglang_is_accepted(server: IndexServer, backend: Make) -> None:
@@ -619,38 +560,39 @@ class Player:
         self.backend, self.host_pool = backend, host_pool
 
     def batch_exists(self, numbers: list[int]) -> int:
-        return int(self.backend.batch_exists([keys(numbers[-1] + 1)[i] for i in numbers], None))
+        return int(self.backend.batch_exists(numbered(numbers), None))
 
     def batch_set_v1(self, numbers: list[int], pages: list[int]) -> list[bool]:
         for key, page in zip(numbers, pages, strict=True):
             for part in self.host_pool.page(page):
                 part[:] = np.resize(content(key), part.shape)
-        names = [keys(numbers[-1] + 1)[i] for i in numbers]
-        return list(self.backend.batch_set_v1(names, indices(pages), None))
+        return list(self.backend.batch_set_v1(numbered(numbers), indices(pages), None))
 
     def batch_get_v1(self, numbers: list[int], pages: list[int]) -> list[bool]:
         self.host_pool.kv_buffer[:] = 0
-        names = [keys(numbers[-1] + 1)[i] for i in numbers]
-        fetched = list(self.backend.batch_get_v1(names, indices(pages), None))
+        fetched = list(self.backend.batch_get_v1(numbered(numbers), indices(pages), None))
         for key, page, there in zip(numbers, pages, fetched, strict=True):
             for part in self.host_pool.page(page):
                 assert np.array_equal(part, np.resize(content(key), part.shape)) == there
         return fetched
 
     def batch_set(self, numbers: list[int]) -> bool:
-        names = [keys(numbers[-1] + 1)[i] for i in numbers]
-        return bool(self.backend.batch_set(names, [Flat(content(key)) for key in numbers]))
+        pages = [Flat(content(key)) for key in numbers]
+        return bool(self.backend.batch_set(numbered(numbers), pages))
 
     def batch_get(self, numbers: list[int]) -> list[bool]:
         targets = [Flat(np.zeros(4096, dtype=np.uint8)) for _ in numbers]
-        names = [keys(numbers[-1] + 1)[i] for i in numbers]
-        tensors = self.backend.batch_get(names, targets)
+        tensors = self.backend.batch_get(numbered(numbers), targets)
         for key, target, tensor in zip(numbers, targets, tensors, strict=True):
             assert np.array_equal(target.data, content(key)) == (tensor is not None)
         return [tensor is not None for tensor in tensors]
 
     def clear(self) -> None:
         self.backend.clear()
+
+
+def numbered(numbers: list[int]) -> list[str]:
+    return [keys(numbers[-1] + 1)[i] for i in numbers]
 
 
 @pytest.mark.parametrize("way", RECORDED)

@@ -66,21 +66,28 @@ def finds(cache: Any, count: int = 2) -> int:
     return hits
 
 
-def test_a_cleared_block_is_a_miss_and_can_be_put_again(server: IndexServer, backend: Make) -> None:
+def found_by(backend: Make, **settings: Any) -> int:
+    """Return how many pages a new engine finds."""
+    cache = backend(**settings)
+    try:
+        return finds(cache)
+    finally:
+        cache.close()
+
+
+def test_a_clear_ends_the_pages_of_one_model_and_rank_which_can_be_put_again(
+    server: IndexServer, backend: Make
+) -> None:
     cache, other = backend(), backend()
-    assert put(cache) == [True, True]
+    unrelated = [backend(rank=Config(tp_rank=1)), backend(rank=Config(model_name="other"))]
+    for each in (cache, *unrelated):
+        assert put(each) == [True, True]
     assert finds(other) == 2
     cache.clear()
-    assert finds(cache) == finds(other) == finds(backend()) == 0
+    assert finds(cache) == finds(other) == found_by(backend) == 0
+    assert [finds(each) for each in unrelated] == [2, 2]
     assert put(other, 1) == [True]
     assert finds(cache) == 1
-
-
-def test_a_clear_leaves_other_models_and_ranks_alone(server: IndexServer, backend: Make) -> None:
-    others = [backend(rank=Config(tp_rank=1)), backend(rank=Config(model_name="other"))]
-    assert [put(other) for other in others] == [[True, True]] * 2
-    backend().clear()
-    assert [finds(other) for other in others] == [2, 2]
 
 
 def test_ranks_that_share_their_pages_may_all_clear(server: IndexServer, backend: Make) -> None:
@@ -116,20 +123,29 @@ def test_weights_of_another_version_have_another_identity(
     settings_in_context["weight_version"] = "step-1"
     assert finds(cache) == 0
     assert put(cache, 1) == [True]
-    assert finds(backend()) == 1
+    assert found_by(backend) == 1
     settings_in_context["weight_version"] = "default"
     assert finds(cache) == 2
 
 
 def test_a_named_update_starts_empty_and_engines_with_its_name_share(
-    server: IndexServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
+    server: IndexServer, backend: Make, updater: Any
 ) -> None:
     cache = backend()
     assert put(cache) == [True, True]
     updater.update("step-1")
     assert finds(cache) == 0
     assert put(cache) == [True, True]
-    assert finds(backend()) == 2
+    assert found_by(backend) == 2
+
+
+def test_a_reused_version_has_another_identity_after_an_update(
+    server: IndexServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
+) -> None:
+    cache = backend()
+    assert put(cache) == [True, True]
+    updater.update_weights_from_disk(update_request(settings_in_context["weight_version"]))
+    assert finds(cache) == 0
 
 
 @pytest.mark.parametrize(
@@ -138,11 +154,14 @@ def test_a_named_update_starts_empty_and_engines_with_its_name_share(
         lambda updater: updater.update(),
         lambda updater: updater.update("step-1", flush_cache=False),
         lambda updater: (setattr(updater, "idle", False), updater.update("step-1")),
+        lambda updater: updater.flush_cache_after_weight_update(
+            update_request(), False, "the draft model failed"
+        ),
         lambda updater: (
             sys.modules[weights._RUNNER[0]].WeightUpdater().end_weight_update(run_post_load=True)
         ),
     ],
-    ids=["unnamed", "not flushed", "not idle", "by others' hands"],
+    ids=["unnamed", "not flushed", "not idle", "without the draft model", "by others' hands"],
 )
 def test_after_an_update_with_unknown_outcome_the_pool_is_unused_until_the_next(
     server: IndexServer,
@@ -151,19 +170,16 @@ def test_after_an_update_with_unknown_outcome_the_pool_is_unused_until_the_next(
     caplog: pytest.LogCaptureFixture,
     change: Callable[[Any], None],
 ) -> None:
-    cache = backend()
+    cache, _ = backend(), backend()
     assert put(cache) == [True, True]
     change(updater)
     assert finds(cache) == 0
     assert put(cache) == [False, False]
-    assert "weights were changed without a weight_version, or without" in caplog.text
+    assert caplog.text.count("weights were changed without a weight_version, or without") == 1
     updater.idle = True
     updater.update("step-2")
     assert put(cache, 1) == [True]
     assert finds(cache) == 1
-
-
-WRITES = ("disk", "distributed", "tensor", "ipc")
 
 
 def update_request(version: str | None = "step-1", **fields: Any) -> Any:
@@ -171,7 +187,7 @@ def update_request(version: str | None = "step-1", **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("fault", [RuntimeError("half of them are written"), False])
-@pytest.mark.parametrize("how", WRITES)
+@pytest.mark.parametrize("how", ["disk", "distributed", "tensor", "ipc"])
 def test_after_a_failed_update_the_pool_is_unused_until_one_succeeds(
     server: IndexServer, backend: Make, updater: Any, how: str, fault: Any
 ) -> None:
@@ -209,33 +225,23 @@ def test_while_a_session_of_updates_is_open_the_pool_is_not_used(
     assert (finds(cache), put(cache)) == (0, [False, False])
 
 
-@pytest.mark.parametrize("identified", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"identity": "training 7"}], ids=str)
 def test_an_updated_version_names_weights_only_within_one_run_or_one_training(
     server: IndexServer,
     backend: Make,
     updater: Any,
     monkeypatch: pytest.MonkeyPatch,
-    identified: bool,
+    settings: dict[str, str],
 ) -> None:
     """Two trainings of one model may give version 1 to different weights."""
-    settings = {"identity": "training 7"} if identified else {}
     monkeypatch.setenv("SGLANG_RUN_ID", "a")
     backend(**settings)
     updater.update("1")
     assert put(backend(**settings)) == [True, True]
-    assert finds(backend(**settings)) == 2
+    assert found_by(backend, **settings) == 2
     monkeypatch.setenv("SGLANG_RUN_ID", "b")
-    assert finds(backend(**settings)) == (2 if identified else 0)
-    assert finds(backend(identity="training 8")) == 0
-
-
-def test_a_reused_version_has_another_identity_after_an_update(
-    server: IndexServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
-) -> None:
-    cache = backend()
-    assert put(cache) == [True, True]
-    updater.update_weights_from_disk(update_request(settings_in_context["weight_version"]))
-    assert finds(cache) == 0
+    assert found_by(backend, **settings) == (2 if settings else 0)
+    assert found_by(backend, identity="training 8") == 0
 
 
 @pytest.mark.parametrize("tags", [None, [], ["weights"], ["kv_cache", "weights"]])
@@ -244,30 +250,16 @@ def test_released_weights_are_unknown_until_an_update_writes_them(
 ) -> None:
     cache = backend()
     assert put(cache) == [True, True]
+    updater.release_memory_occupation(types.SimpleNamespace(tags=["kv_cache"]))
+    assert finds(cache) == 2
+    settings_in_context["enable_weights_cpu_backup"] = True
+    updater.release_memory_occupation(types.SimpleNamespace(tags=tags))
+    assert finds(cache) == 2  # they have a copy in host memory
+    settings_in_context["enable_weights_cpu_backup"] = False
     updater.release_memory_occupation(types.SimpleNamespace(tags=tags))
     assert (finds(cache), put(cache)) == (0, [False, False])
     updater.update_weights_from_disk(update_request())
     assert (put(cache), finds(cache)) == ([True, True], 2)
-
-
-def test_weights_with_a_copy_in_host_memory_are_the_same_after_a_release(
-    server: IndexServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
-) -> None:
-    cache = backend()
-    assert put(cache) == [True, True]
-    updater.release_memory_occupation(types.SimpleNamespace(tags=["kv_cache"]))
-    assert finds(cache) == 2
-    settings_in_context["enable_weights_cpu_backup"] = True
-    updater.release_memory_occupation(types.SimpleNamespace(tags=None))
-    assert finds(cache) == 2
-
-
-def test_an_update_without_its_draft_model_has_an_unknown_outcome(
-    server: IndexServer, backend: Make, updater: Any
-) -> None:
-    cache = backend()
-    updater.flush_cache_after_weight_update(update_request(), False, "the draft model failed")
-    assert put(cache) == [False, False]
 
 
 def test_weights_can_be_named_after_an_update(
@@ -296,43 +288,69 @@ def test_pages_computed_before_a_named_update_are_stored_under_the_old_name(
     assert finds(cache) == 0
 
 
-@pytest.mark.parametrize(
-    "difference",
-    [
-        {"model_path": "org/model-2"},
-        {"revision": "d" * 40},
-        {"model_loader_extra_config": "{}"},
-        {"attention_backend": "triton"},
-        {"of_a_new_release": 1},
-        {"kv_cache_dtype": "fp8_e5m2"},
-        {"dtype": "float16"},
-        {"quantization": "awq"},
-        {"json_model_override_args": '{"rope_theta": 1}'},
-        {"context_length": 131072},
-    ],
-    ids=lambda difference: next(iter(difference)),
-)
-def test_other_weights_of_the_same_name_get_only_misses(
+DIFFERENT: list[dict[str, Any]] = [
+    {"model_path": "org/model-2"},
+    {"revision": "d" * 40},
+    {"model_loader_extra_config": "{}"},
+    {"attention_backend": "triton"},
+    {"of_a_new_release": 1},
+    {"kv_cache_dtype": "fp8_e5m2"},
+    {"dtype": "float16"},
+    {"quantization": "awq"},
+    {"json_model_override_args": '{"rope_theta": 1}'},
+    {"context_length": 131072},
+]
+ALIKE: list[dict[str, Any]] = [
+    {"port": 2},
+    {"log_level": "x"},
+    # as a prefill engine has them
+    {"disaggregation_mode": "x", "load_balance_method": "y", "cuda_graph_config": "z"},
+    # as they follow from the memory that is free
+    {"max_running_requests": 7, "max_total_tokens": 5, "pp_max_micro_batch_size": 3},
+]
+
+
+def test_engines_share_pages_unless_their_settings_or_weights_may_differ(
+    server: IndexServer, backend: Make, settings_in_context: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"w")
+    (tmp_path / "config.json").write_text('{"rope_scaling": {"rope_type": "yarn"}}')
+    for model in ({}, {"model_path": str(tmp_path)}):
+        settings_in_context.update(model)
+        usual = dict(settings_in_context)
+        assert put(backend()) == [True, True]
+        for difference in (*DIFFERENT, *ALIKE):
+            if model and difference.keys() & {"model_path", "revision"}:
+                continue  # the bytes of a folder count
+            settings_in_context.clear()
+            settings_in_context.update(usual | difference)
+            assert found_by(backend) == (2 if difference in ALIKE else 0), difference
+        settings_in_context.clear()
+        settings_in_context.update(usual)
+
+
+@pytest.mark.parametrize("kind", ["scales", "adapter", "dummy weights"])
+def test_files_and_seeds_that_settings_name_are_part_of_the_identity(
     server: IndexServer,
     backend: Make,
     settings_in_context: dict[str, Any],
-    difference: dict[str, Any],
+    tmp_path: Path,
+    kind: str,
 ) -> None:
+    file = tmp_path / "adapter.safetensors"
+    file.write_bytes(b"one")
+    adapter = types.SimpleNamespace(lora_name="a", lora_path=str(tmp_path))
+    settings_in_context |= {
+        "scales": {"quantization_param_path": str(file)},
+        "adapter": {"lora_paths": [adapter]},
+        "dummy weights": {"load_format": "dummy", "random_seed": 1},
+    }[kind]
     assert put(backend()) == [True, True]
-    settings_in_context.update(difference)
-    assert finds(backend()) == 0
-
-
-def test_scales_in_a_file_are_identified_by_their_bytes(
-    server: IndexServer, backend: Make, settings_in_context: dict[str, Any], tmp_path: Path
-) -> None:
-    scales = tmp_path / "scales.json"
-    scales.write_text("1")
-    settings_in_context["quantization_param_path"] = str(scales)
-    assert put(backend()) == [True, True]
-    assert finds(backend()) == 2
-    scales.write_text("2")
-    assert finds(backend()) == 0
+    assert found_by(backend) == 2
+    file.write_bytes(b"two")
+    if kind == "dummy weights":
+        settings_in_context["random_seed"] = 2
+    assert found_by(backend) == 0
 
 
 @pytest.mark.parametrize(
@@ -344,62 +362,12 @@ def test_environment_variables_that_select_kernels_are_part_of_the_identity(
     assert put(backend()) == [True, True]
     for other in ("SGLANG_LOG_GC", "SGLANG_PORT", "OTHER_FP8"):
         monkeypatch.setenv(other, "1")
-    assert finds(backend()) == 2
+    assert found_by(backend) == 2
     monkeypatch.setenv(name, "1")
     assert put(backend(), 1) == [True]
-    assert finds(backend()) == 1
+    assert found_by(backend) == 1
     monkeypatch.setenv(name, "0")
-    assert finds(backend()) == 0
-
-
-def test_an_adapter_retrained_in_place_has_another_identity(
-    server: IndexServer, backend: Make, settings_in_context: dict[str, Any], tmp_path: Path
-) -> None:
-    adapter = tmp_path / "adapter.safetensors"
-    adapter.write_bytes(b"one")
-    settings_in_context["lora_paths"] = [
-        types.SimpleNamespace(lora_name="a", lora_path=str(tmp_path))
-    ]
-    assert put(backend()) == [True, True]
-    assert finds(backend()) == 2
-    adapter.write_bytes(b"two")
-    assert finds(backend()) == 0
-
-
-def test_dummy_weights_are_identified_by_their_seed(
-    server: IndexServer, backend: Make, settings_in_context: dict[str, Any]
-) -> None:
-    settings_in_context |= {"load_format": "dummy", "random_seed": 1}
-    assert put(backend()) == [True, True]
-    settings_in_context["random_seed"] = 2
-    assert finds(backend()) == 0
-
-
-@pytest.mark.parametrize(
-    "difference",
-    [
-        {"port": 2},
-        {"log_level": "x"},
-        # as a prefill engine has them
-        {"disaggregation_mode": "x", "load_balance_method": "y", "cuda_graph_config": "z"},
-        # as they follow from the memory that is free
-        {"max_running_requests": 7, "max_total_tokens": 5, "pp_max_micro_batch_size": 3},
-    ],
-    ids=lambda difference: next(iter(difference)),
-)
-def test_engines_that_compute_the_same_bytes_share_blocks(
-    server: IndexServer,
-    backend: Make,
-    settings_in_context: dict[str, Any],
-    tmp_path: Path,
-    difference: dict[str, Any],
-) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"w")
-    (tmp_path / "config.json").write_text('{"rope_scaling": {"rope_type": "yarn"}}')
-    settings_in_context["model_path"] = str(tmp_path)
-    assert put(backend()) == [True, True]
-    settings_in_context.update(difference)
-    assert finds(backend()) == 2
+    assert found_by(backend) == 0
 
 
 @pytest.mark.parametrize(
@@ -424,26 +392,20 @@ def test_unidentified_weights_are_rejected_without_an_operators_identity(
     with pytest.raises(ConnectorError, match="setting identity"):
         backend()
     assert put(backend(identity="release 7")) == [True, True]
-    assert finds(backend(identity="release 7")) == 2
-    assert finds(backend(identity="release 8")) == 0
+    assert found_by(backend, identity="release 7") == 2
+    assert found_by(backend, identity="release 8") == 0
 
 
-@pytest.mark.parametrize(
-    "version",
-    ["0.5.19", "0.5.9", "0.4.10.post2", "0.5.20rc1", "0.5.20.dev7+gabc", "0.0.0.dev0", "?"],
-)
-def test_a_release_that_mixes_adapters_is_refused(backend: Make, version: str) -> None:
-    sys.modules["sglang.version"].__version__ = version  # type: ignore[attr-defined]
-    with pytest.raises(ConnectorError, match=r"sglang#38577.*needs SGLang 0\.5\.20 or later"):
+def test_releases_that_mix_adapters_are_refused(backend: Make) -> None:
+    refusal = pytest.raises(ConnectorError, match=r"sglang#38577.*needs SGLang 0\.5\.20 or later")
+    sys.modules["sglang.version"].__version__ = "0.5.19"  # type: ignore[attr-defined]
+    with refusal:
         backend()
-
-
-@pytest.mark.parametrize("version", ["0.5.20", "0.5.20.post1", "0.5.23", "0.6.0", "1.0.0.dev1"])
-def test_a_release_whose_keys_include_adapters_is_accepted(
-    server: IndexServer, backend: Make, version: str
-) -> None:
-    sys.modules["sglang.version"].__version__ = version  # type: ignore[attr-defined]
-    assert put(backend()) == [True, True]
+    for old in "0.5.9", "0.4.10.post2", "0.5.20rc1", "0.5.20.dev7+gabc", "0.0.0.dev0", "?":
+        with refusal:
+            weights.check_release(old)
+    for version in "0.5.20", "0.5.20.post1", "0.5.23", "0.6.0", "1.0.0.dev1":
+        weights.check_release(version)
 
 
 def test_a_scheduler_whose_updates_cannot_be_observed_is_rejected(
@@ -452,12 +414,3 @@ def test_a_scheduler_whose_updates_cannot_be_observed_is_rejected(
     monkeypatch.setitem(sys.modules, weights._SCHEDULER, types.ModuleType("scheduler"))
     with pytest.raises(ConnectorError, match="SGLang changes its weights in an unknown way"):
         backend()
-
-
-def test_a_change_is_reported_once_for_any_number_of_backends(
-    server: IndexServer, backend: Make, updater: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    backend()
-    backend()
-    updater.update()
-    assert caplog.text.count("weights were changed without") == 1
