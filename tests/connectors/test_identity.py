@@ -21,6 +21,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,6 @@ import pytest
 from beluga.connectors import files, identity
 from beluga.connectors.files import FileDigests, FileState
 from beluga.connectors.identity import (
-    Files,
     Model,
     ModelIdentity,
     Objects,
@@ -67,6 +67,13 @@ def folder(path: Path, **contents: bytes) -> Path:
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_bytes(content)
     return path
+
+
+def failing(error: Exception) -> Callable[..., Any]:
+    def raises(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return raises
 
 
 def of(path: Path | str, digests: FileDigests | None = None, **fields: Any) -> str:
@@ -152,12 +159,10 @@ def test_the_folder_of_a_model_s_configuration_does_not_count_by_either_name_of_
 
 
 def test_forms_are_the_same_in_every_process() -> None:
-    code = (
-        "from beluga.connectors.identity import digest_of;"
-        "print(digest_of({'b': {'x', 'y', 'z', 'w'}, 'a': [1.5, None]}))"
-    )
-    forms = {subprocess.check_output([sys.executable, "-c", code], text=True) for _ in range(3)}
-    assert len(forms) == 1
+    value = {"b": {"x", "y", "z", "w"}, "a": [1.5, None]}
+    code = f"from beluga.connectors.identity import digest_of; print(digest_of({value!r}))"
+    forms = {subprocess.check_output([sys.executable, "-c", code], text=True) for _ in range(2)}
+    assert forms == {digest_of(value) + "\n"}
 
 
 class Plain:
@@ -190,16 +195,16 @@ def test_fields_of_a_new_release_count_in_every_class() -> None:
 def test_environment_variables_count_unless_they_are_listed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    counted = ["VLLM_MARLIN_INPUT_DTYPE", "VLLM_OF_A_NEW_RELEASE", "NVIDIA_TF32_OVERRIDE", "KNOWN"]
-    others = ["VLLM_LOGGING_LEVEL", "VLLM_PORT", "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_API_KEY"]
-    # vLLM sets these in each worker and engine.
-    others += ["VLLM_DIST_IDENT", "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME"]
-    for name in (*counted, *others, "OF_NOBODY", "SGLANG_RUN_ID", "SGL_X"):
+    counted = {"VLLM_MARLIN_INPUT_DTYPE", "VLLM_OF_A_NEW_RELEASE", "NVIDIA_TF32_OVERRIDE", "KNOWN"}
+    # vLLM sets the last two in each worker and engine.
+    ignored = "VLLM_LOGGING_LEVEL VLLM_PORT VLLM_NIXL_SIDE_CHANNEL_HOST VLLM_API_KEY OF_NOBODY"
+    ignored += " SGLANG_RUN_ID VLLM_DIST_IDENT VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME"
+    for name in (*counted, *ignored.split(), "SGL_X"):
         monkeypatch.setenv(name, "1")
-    assert environment("VLLM_", ["KNOWN"]).keys() >= set(counted)
-    assert not environment("VLLM_", ["KNOWN"]).keys() & {*others, "OF_NOBODY", "SGL_X"}
-    assert "SGL_X" in environment("SGLANG_|SGL_")
-    assert "SGLANG_RUN_ID" not in environment("SGLANG_|SGL_")
+    ours, other = (environment(*given) for given in (("VLLM_", ["KNOWN"]), ("SGLANG_|SGL_",)))
+    assert counted <= ours.keys()
+    assert not ours.keys() & {*ignored.split(), "SGL_X"}
+    assert "SGL_X" in other and "SGLANG_RUN_ID" not in other
 
 
 # ---- Files that a configuration names
@@ -261,17 +266,17 @@ def test_an_operator_s_identity_vouches_for_weights_and_not_for_other_files(
 def test_a_local_model_is_identified_by_its_bytes_not_its_path(
     tmp_path: Path, digests: FileDigests
 ) -> None:
-    digest = of(folder(tmp_path / "a"), digests)
-    assert of(folder(tmp_path / "b"), digests) == digest
-    others = [{"model.safetensors": b"x"}, {"other.safetensors": b"w"}]
-    identities = {of(folder(tmp_path / str(i), **other), digests) for i, other in enumerate(others)}
-    assert len({digest, *identities}) == 3
+    made = [{"model.safetensors": b"w"}, {"model.safetensors": b"x"}, {"other.safetensors": b"w"}]
+    digest = of(folder(tmp_path / "b"), digests)
+    identities = [of(folder(tmp_path / f"{i}", **each), digests) for i, each in enumerate(made)]
+    assert identities[0] == digest
+    assert len(set(identities)) == 3
 
 
-def test_every_byte_of_a_large_file_changes_the_identity(
-    tmp_path: Path, digests: FileDigests
+def test_every_byte_and_the_size_of_a_file_change_the_identity(
+    tmp_path: Path, digests: FileDigests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files of 64 MiB that differ in one byte anywhere, also between samples of the ends."""
+    """Also between the samples of a large file, and around a multiple of what is read at once."""
     size = 64 << 20
     path = folder(tmp_path / "a") / "model.safetensors"
     path.write_bytes(bytes(size))
@@ -279,20 +284,12 @@ def test_every_byte_of_a_large_file_changes_the_identity(
     edges = [0, size - 1, size // 2, files.CHUNK_BYTES, files.CHUNK_BYTES - 1]
     offsets = [*edges, *random.Random(1).sample(range(size), 3)]
     for offset in offsets:
-        with path.open("r+b") as stream:
-            stream.seek(offset)
-            stream.write(b"x")
-        identities.add(of(path.parent, digests))
-        with path.open("r+b") as stream:
-            stream.seek(offset)
-            stream.write(b"\0")
-    assert len(identities) == 1 + len(offsets)
-    assert of(path.parent, digests) in identities
-
-
-def test_file_sizes_around_a_multiple_of_the_read_size_differ(
-    tmp_path: Path, digests: FileDigests, monkeypatch: pytest.MonkeyPatch
-) -> None:
+        for byte in b"x", b"\0":
+            with path.open("r+b") as stream:
+                stream.seek(offset)
+                stream.write(byte)
+            identities.add(of(path.parent, digests) if byte == b"x" else "")
+    assert len(identities) == 2 + len(offsets)
     monkeypatch.setattr(files, "CHUNK_BYTES", 64)
     monkeypatch.setattr(files, "READ_BYTES", 24)
     sizes = (0, 1, 23, 24, 25, 63, 64, 65, 127, 128, 129)
@@ -310,15 +307,15 @@ UNCOUNTED = (
 )
 
 
-@pytest.mark.parametrize("name", [*COUNTED, *UNCOUNTED])
 def test_all_files_but_those_of_the_list_are_part_of_the_identity(
-    tmp_path: Path, digests: FileDigests, name: str
+    tmp_path: Path, digests: FileDigests
 ) -> None:
-    path, identities = folder(tmp_path / "model"), set[str]()
-    identities.add(of(path, digests))
-    for content in (b"1", b"2"):
-        identities.add(of(folder(path, **{name: content}), digests))
-    assert len(identities) == (3 if name in COUNTED else 1)
+    usual = of(folder(tmp_path / "usual"), digests)
+    for number, name in enumerate((*COUNTED, *UNCOUNTED)):
+        path, identities = folder(tmp_path / f"{number}"), {usual}
+        for content in (b"1", b"2"):
+            identities.add(of(folder(path, **{name: content}), digests))
+        assert len(identities) == (3 if name in COUNTED else 1), name
 
 
 def test_files_loaded_with_a_gguf_file_are_part_of_the_identity(
@@ -476,18 +473,16 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
     tmp_path: Path, digests: FileDigests
 ) -> None:
     path = folder(tmp_path / "model", **{"model.bin": bytes(1000)}) / "model.bin"
-    source = source_of(Model(str(path.parent)), digests)
-    path.write_bytes(bytes(999) + b"x")
-    with pytest.raises(OSError, match="was changed while it was read"):
-        source.digest(lambda _: None)
-    source = source_of(Model(str(path.parent)), digests)
 
-    def change(_: int) -> None:
+    def append(_: int) -> None:
         with path.open("ab") as stream:
             stream.write(b"more")
 
+    before, during = (source_of(Model(str(path.parent)), digests) for _ in range(2))
     with pytest.raises(OSError, match="was changed while it was read"):
-        source.digest(change)
+        during.digest(append)
+    with pytest.raises(OSError, match="was changed while it was read"):
+        before.digest(lambda _: None)
 
 
 def test_bytes_of_another_file_are_not_cached_for_one(
@@ -545,10 +540,9 @@ def test_two_snapshots_of_a_branch_are_two_models(tmp_path: Path) -> None:
     cache = str(hub(tmp_path, COMMIT, OTHER))
     digest = of("org/name", cache=cache, commit=COMMIT)
     assert digest.startswith("files ") and digest != of("org/name", cache=cache, commit=OTHER)
-    assert of("org/name", cache=cache, revision=COMMIT) == digest
+    assert of("org/name", cache=cache, revision=COMMIT, since_ns=1) == digest  # just downloaded
     path = tmp_path / "hub/models--org--name/snapshots" / COMMIT
     assert of(path) == digest  # the same bytes, by their path
-    assert of("org/name", cache=cache, revision=COMMIT, since_ns=1) == digest  # just downloaded
 
 
 def test_a_branch_that_may_have_moved_during_the_load_is_rejected(tmp_path: Path) -> None:
@@ -617,62 +611,45 @@ def test_objects_are_identified_by_their_store(
     assert at(stored()) not in identities
 
 
-STORES: dict[str, tuple[tuple[dict[str, Any], ...], str, str]] = {
-    "no mark": ((stored(e_tag=None),), "s3://bucket/a", "neither a version nor an ETag"),
-    "no weights": ((stored("a/config.json"),), "s3://bucket/a", "no weights at"),
-    "no bucket": ((), "s3://missing", r"cannot be listed \(no bucket\); set beluga's setting"),
-    "changed since the start": (
+STORES: list[tuple[tuple[dict[str, Any], ...], str, str]] = [
+    ((stored(e_tag=None),), "s3://bucket/a", "neither a version nor an ETag"),
+    ((stored("a/config.json"),), "s3://bucket/a", "no weights at"),
+    ((), "s3://missing", r"cannot be listed \(no bucket\); set beluga's setting"),
+    (
         (stored(last_modified=datetime.datetime.fromtimestamp(11, datetime.timezone.utc)),),
         "s3://bucket/a",
         "has changed since the engine started",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("name", STORES)
-def test_objects_that_cannot_be_identified_are_refused(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    objects, url, reason = STORES[name]
-    monkeypatch.setitem(sys.modules, "obstore", Store(*objects))
-    with pytest.raises(ConnectorError, match=reason):
-        of(url, since_ns=10_000_000_000)
-
-
-def test_without_a_client_of_stores_objects_are_refused_without_their_secrets(
+def test_objects_that_cannot_be_identified_are_refused_without_their_secrets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for objects, url, reason in STORES:
+        monkeypatch.setitem(sys.modules, "obstore", Store(*objects))
+        with pytest.raises(ConnectorError, match=reason):
+            of(url, since_ns=10_000_000_000)
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(ConnectorError, match=r"s3://bucket/a .*setting identity") as caught:
         Objects("s3://key:secret@bucket/a?token=secret")
     assert "secret" not in str(caught.value)
 
 
-def objects_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Callable[[], Any]]:
-    store = Store(stored())
-    monkeypatch.setitem(sys.modules, "obstore", store)
-    return Objects("s3://bucket/a"), lambda: setattr(store, "objects", (stored(e_tag="2"),))
-
-
-def files_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Callable[[], Any]]:
-    path = folder(tmp_path / "model")
-    return Files(path, 0, FileDigests(tmp_path / "cache")), lambda: folder(path, **{"x.bin": b"1"})
-
-
-@pytest.mark.parametrize("make", [objects_of, files_of])
+@pytest.mark.parametrize("kind", ["objects", "files"])
 def test_weights_that_change_until_the_engine_has_loaded_them_are_refused(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    make: Any,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
+    store, path = Store(stored()), folder(tmp_path / "model")
+    monkeypatch.setitem(sys.modules, "obstore", store)
     for changes in (False, True):
-        source, change = make(tmp_path, monkeypatch)
+        source = source_of(Model("s3://bucket/a" if kind == "objects" else str(path)))
         loaded = threading.Event()
         identity = ModelIdentity(source, logger=LOGGER, loaded=loaded)
         assert identity.wait(0.05) == ""
         if changes:
-            change()
+            store.objects = (stored(e_tag="2"),)
+            folder(path, **{"x.bin": b"1"})
         loaded.set()
         assert (identity.wait(LONG_S) == "") is changes
     assert "have changed while the engine loaded them" in caplog.text
@@ -681,24 +658,15 @@ def test_weights_that_change_until_the_engine_has_loaded_them_are_refused(
 # ---- Refusals
 
 
-REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
-    "only a configuration": ({"config.json": b"{}"}, r"has no weights.*setting identity"),
-    "only documents": ({"README.md": b""}, r"has no weights.*setting identity"),
-    "only hidden weights": ({".model.bin": b""}, r"has no weights.*setting identity"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_folder_without_weights_is_refused(tmp_path: Path, name: str) -> None:
-    contents, reason = REFUSED[name]
-    with pytest.raises(ConnectorError, match=reason):
-        of(folder(tmp_path / "empty", **contents))
-
-
-@pytest.mark.parametrize("form", ["tensorizer", "remote", "of_a_release"])
-def test_a_loader_that_reads_from_elsewhere_is_refused(tmp_path: Path, form: str) -> None:
-    with pytest.raises(ConnectorError, match=rf"load format {form} finds.*setting identity"):
-        of(folder(tmp_path / "model"), load_format=form)
+def test_folders_without_weights_and_loaders_that_read_from_elsewhere_are_refused(
+    tmp_path: Path,
+) -> None:
+    for number, name in enumerate(("config.json", "README.md", ".model.bin")):
+        with pytest.raises(ConnectorError, match=r"has no weights.*setting identity"):
+            of(folder(tmp_path / f"{number}", **{name: b"{}"}))
+    for form in ("tensorizer", "remote", "of_a_release"):
+        with pytest.raises(ConnectorError, match=rf"load format {form} finds.*setting identity"):
+            of(folder(tmp_path / "model"), load_format=form)
     dummies = [of("org/name", load_format="dummy", seed=seed) for seed in (1, 2)]
     assert dummies[0] != dummies[1]
 
@@ -706,11 +674,8 @@ def test_a_loader_that_reads_from_elsewhere_is_refused(tmp_path: Path, form: str
 def test_a_file_that_cannot_be_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: Any) -> Any:
-        raise PermissionError(13, "denied")
-
     path = folder(tmp_path, **{"scales.json": b"1"}) / "scales.json"
-    monkeypatch.setattr(os, "open", fails)
+    monkeypatch.setattr(os, "open", failing(PermissionError(13, "denied")))
     with pytest.raises(ConnectorError, match=r"scales.json cannot be read .*setting identity"):
         sources_of([], "", 0, config=path)
 
@@ -803,10 +768,7 @@ def test_an_untrusted_digest_cache_only_costs_hashing(
 def test_a_full_disk_only_costs_hashing(
     tmp_path: Path, digests: FileDigests, settled: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(json, "dump", full)
+    monkeypatch.setattr(json, "dump", failing(OSError(28, "No space left on device")))
     assert of(folder(tmp_path / "model"), digests)
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["files.lock"]
 
@@ -825,17 +787,10 @@ def test_the_digest_cache_is_bounded_and_private(
 
 def test_processes_that_start_together_hash_once(tmp_path: Path, settled: None) -> None:
     path = folder(tmp_path / "model", **{"model.bin": bytes(1000)})
-    counts: list[int] = []
-
-    def identified() -> None:
-        counts.append(counted_of(path, FileDigests(tmp_path / "cache"))[1])
-
-    threads = [threading.Thread(target=identified) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sum(counts) == 1000
+    with ThreadPoolExecutor(4) as threads:
+        made = [FileDigests(tmp_path / "cache") for _ in range(4)]
+        results = list(threads.map(lambda digests: counted_of(path, digests), made))
+    assert sum(count for _, count in results) == 1000
 
 
 # ---- The thread
@@ -865,11 +820,8 @@ def test_a_failed_identification_ends_and_logs_its_remedy_once(
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
 ) -> None:
-    def fails(*_: Any, **__: Any) -> Any:
-        raise error
-
     source = source_of(Model(str(folder(tmp_path / "model"))), digests)
-    monkeypatch.setattr(digests, "of", fails)
+    monkeypatch.setattr(digests, "of", failing(error))
     identity = ModelIdentity(source, logger=LOGGER)
     assert identity.wait(LONG_S) == ""
     (line,) = (record.getMessage() for record in caplog.records)

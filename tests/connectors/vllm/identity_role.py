@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Starts a real vLLM for each of ``identity_cases.py``, one after the other, on one pool.
+"""Real vLLM engines that differ in one property, or whose weights change, on one pool.
 
-Run it in .venv-vllm: identity_role.py POOL FOLDER. For each engine it prints a line of JSON: a hash
-of the KV bytes that the engine computes for a prompt, the names of these blocks in the pool, those
-that they would have without each part of the identity, and how many tokens the pool gave.
+Run it in .venv-vllm: identity_role.py POOL FOLDER WHAT. All engines use one tiny model. It prints
+lines of JSON (``engines``, ``updates``, ``reloads``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import hashlib
 import json
 import os
@@ -18,21 +18,130 @@ import shutil
 import struct
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from unittest import mock
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-os.environ["HF_HUB_OFFLINE"] = "1"
-
-from identity_cases import BLOCK_TOKENS, CASES, HEAD_SIZE, LONG, SHORT, TOKENS, Case, Drop
-
+BLOCK_TOKENS = 32
+TOKENS = 4 * BLOCK_TOKENS
+HEAD_SIZE = 32
+LONG = 1024  # a longest context beyond the one for which LongRoPE has its short factors
+SHORT = 256
 VOCABULARY, WIDTH = 512, 2 * HEAD_SIZE
 WAIT_S = 60.0
 COMMITS = {"branch": "a" * 40, "moved": "b" * 40}
 ADAPTER_RANK = 8
 HALF = struct.pack("<f", 0.5)
+UPDATE_SHORT, UPDATE_LONG = 2 * BLOCK_TOKENS + 1, 4 * BLOCK_TOKENS + 1
+RELOADED_BLOCK = 128
+RELOADED_TOKENS = 3 * RELOADED_BLOCK + 1
+NOTHING = "nothing"
+
+_LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * (HEAD_SIZE // 2),
+    "long_factor": [4.0] * (HEAD_SIZE // 2),
+    "original_max_position_embeddings": SHORT,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": SHORT,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Drop:
+    """Parts of the identity: fields of a namespace, fields of vLLM's configuration (by class), and
+    whether an adapter's bytes are in the names of blocks.
+    """
+
+    fields: tuple[str, ...] = ()
+    table: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    adapter: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An engine: how its model and its options differ from the usual ones.
+
+    It computes other bytes than the engine of ``base``, and ``drop`` has all that distinguishes the
+    two. Without a drop it computes the same bytes and shares them.
+    """
+
+    base: str = "usual"
+    model: str = ""  # a change of the model's files
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    adapter: int = 0  # the seed of its weights
+    drop: Drop | None = None
+
+
+def _rope(parameters: Mapping[str, Any], longest: int) -> dict[str, Any]:
+    return {"hf_overrides": {"rope_parameters": parameters}, "max_model_len": longest}
+
+
+def _overridden(name: str) -> Drop:
+    return Drop(table={"PretrainedConfig": (name,), "ModelConfig": ("hf_overrides",)})
+
+
+CASES: dict[str, Case] = {
+    "usual": Case(),
+    "another folder": Case(model="copy"),
+    "limits": Case(
+        options={
+            "max_num_seqs": 3,
+            "kv_cache_memory_bytes": 8 << 20,
+            "served_model_name": "other",
+            "disable_log_stats": True,
+        }
+    ),
+    "bytes in the middle of the weights": Case(model="middle", drop=Drop(("weights",))),
+    "theta": Case(
+        options={"hf_overrides": {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}},
+        drop=_overridden("rope_parameters"),
+    ),
+    "epsilon": Case(
+        options={"hf_overrides": {"rms_norm_eps": 0.1}},
+        drop=_overridden("rms_norm_eps"),
+    ),
+    "configuration in the model's folder": Case(
+        model="theta",
+        drop=Drop(("weights",), {"PretrainedConfig": ("rope_parameters",)}),
+    ),
+    "dtype": Case(
+        options={"dtype": "bfloat16"},  # for which a CPU with AMX has other kernels
+        drop=Drop(("dtype", "layout", "layers", "packing"), {"ModelConfig": ("dtype",)}),
+    ),
+    "longrope": Case(options=_rope(_LONG_ROPE, SHORT), drop=Drop(("config model_config",))),
+    "longrope of a long context": Case(
+        base="longrope",
+        options=_rope(_LONG_ROPE, LONG),
+        drop=Drop(("config model_config", "max_model_len")),
+    ),
+    "yarn": Case(options=_rope(_YARN, SHORT), drop=Drop(("config model_config",))),
+    "a branch of the hub": Case(model="branch"),
+    "a branch that has moved": Case(model="moved", drop=Drop(("weights",))),
+    "kv dtype": Case(
+        options={"kv_cache_dtype": "fp8"},
+        drop=Drop(("kv_dtype", "layout", "layers"), {"CacheConfig": ("cache_dtype",)}),
+    ),
+    "an adapter": Case(base="an adapter", adapter=1),
+    "an adapter of this name with other bytes": Case(
+        base="an adapter", adapter=2, drop=Drop(adapter=True)
+    ),
+}
+
+# Fields that no two of these engines differ in, and why none can.
+NOT_SHOWN = {
+    **dict.fromkeys(("tp", "pp", "cp"), "needs several ranks"),
+    **dict.fromkeys(("device", "engine", "engine_version"), "one CPU and one vLLM"),
+    **dict.fromkeys(("block_size", "hash"), "other hashes of the same tokens"),
+    **dict.fromkeys(("quantization", "environment"), "needs kernels that this CPU may lack"),
+    "group": "always 0",
+}
 
 
 def make_model(folder: Path) -> None:
@@ -297,17 +406,11 @@ class Engine:
         cleanup_dist_env_and_memory()
 
 
-def main() -> None:
-    """Run the engines."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    pool, folder = sys.argv[1], Path(sys.argv[2])
-    os.environ["HF_HUB_CACHE"] = str(folder / "hub")
-    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-
-    from beluga_bench.vllm.engine import _override_kernels
-
-    _override_kernels()
+def engines(pool: str, folder: Path, replies: TextIO) -> None:
+    """Start the engine of each case, one after the other. Prints for each a hash of the KV bytes
+    that it computes for a prompt, the names of these blocks in the pool, those that they would have
+    without each part of the identity, and how many tokens the pool gave.
+    """
     usual = folder / "usual"
     make_model(usual)
     watched = Watched()
@@ -329,7 +432,159 @@ def main() -> None:
         }
         engine.settle()
         engine.end()
-        print(json.dumps(report), file=answers, flush=True)
+        print(json.dumps(report), file=replies, flush=True)
+
+
+def _steps() -> dict[str, Callable[[], Any]]:
+    """Return how each step is left out."""
+    from beluga.connectors.vllm import updates
+
+    return {
+        NOTHING: contextlib.nullcontext,
+        "the calls of the workers": lambda: mock.patch.object(updates, "_changes", _never),
+        "the notice": lambda: mock.patch.object(updates.EngineUpdates, "updated"),
+        "a generation of its own": lambda: mock.patch.object(updates.WeightsGeneration, "reset"),
+    }
+
+
+def _never(*_: Any) -> bool:
+    return False
+
+
+def updates(pool: str, folder: Path, replies: TextIO) -> None:
+    """Update the weights with and without each step that follows an update. Prints, for each step
+    that is left out and for none, the blocks of a prompt that differ from those of the new weights.
+    """
+    model = folder / "usual"
+    make_model(model)
+    other = changed(model, "middle", folder)
+    watched = Watched()
+    watched.watch()
+    engine = Engine(pool, str(model), Case())
+    engine.identified(watched, None, "first")
+
+    def update(weights: Any) -> None:
+        engine.call("reload_weights", {"weights_path": str(weights)})
+
+    def computed(salt: str, tokens: int) -> list[str]:
+        engine.run(None, salt=salt, tokens=tokens)
+        engine.settle()
+        return list(watched.bytes)
+
+    def wrong(step: str) -> list[int]:
+        """Return the blocks that are wrong after an update without this step."""
+        update(model)
+        engine.forget()
+        old = computed(step, UPDATE_SHORT)
+        with _steps()[step]():
+            update(other)
+        computed(step, UPDATE_LONG)  # on what vLLM's own cache has
+        engine.forget()
+        answers = computed(step, UPDATE_LONG)
+        assert answers[: len(old)] != old or step != NOTHING
+        right = computed(f"{step}, alone", UPDATE_LONG)
+        return [index for index, expected in enumerate(right) if answers[index] != expected]
+
+    print(json.dumps({step: wrong(step) for step in _steps()}), file=replies, flush=True)
+    engine.end()
+
+
+def other_weights(model: Path, other: Path) -> None:
+    """Make a model whose weights differ in one layer."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, other)
+    (file,) = other.glob("*.safetensors")
+    weights = load_file(file)
+    name = next(name for name in sorted(weights) if name.endswith("k_proj.weight"))
+    weights[name] = weights[name] + 0.5
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+def reloads(pool: str, folder: Path, replies: TextIO) -> None:
+    """Reload other weights than those of FOLDER/usual, and these again. Prints the tokens that the
+    pool provides for one prompt before and after.
+    """
+    model, other = folder / "usual", folder / "other"
+    other_weights(model, other)
+
+    from vllm import LLM, SamplingParams
+
+    from beluga.connectors.vllm import figures
+
+    llm = LLM(
+        model=str(model),
+        dtype="float32",
+        block_size=RELOADED_BLOCK,
+        enforce_eager=True,
+        prefix_caching_hash_algo="sha256_cbor",
+        max_model_len=RELOADED_TOKENS + RELOADED_BLOCK,
+        kv_cache_memory_bytes=64 << 20,
+        kv_transfer_config={
+            "kv_connector": "BelugaConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"pool": pool, "timeout_ms": 5000},
+        },
+    )
+    prompt = {"prompt_token_ids": [7 + i % 900 for i in range(RELOADED_TOKENS)]}
+    sampling = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, detokenize=False)
+
+    def tokens(*, reset: bool = True) -> tuple[list[int], int]:
+        """Compute the prompt. Returns the answer and the tokens that the pool provided."""
+        if reset:
+            for _ in range(1000):
+                if llm.reset_prefix_cache():
+                    break
+                time.sleep(0.01)
+        before = figures()["hit_tokens"]
+        (result,) = llm.generate([prompt], sampling, use_tqdm=False)
+        hits = int(figures()["hit_tokens"] - before)
+        settle()
+        return list(result.outputs[0].token_ids), hits
+
+    def settle() -> None:
+        """Wait until all computed blocks are saved."""
+        deadline, before = time.monotonic() + 60, -1.0
+        while time.monotonic() < deadline:
+            llm.llm_engine.step()
+            now = sum(figures()[name] for name in ("save_blocks", "save_present_blocks"))
+            if now == before:
+                return
+            before = now
+            time.sleep(0.3)
+
+    results: dict[str, Any] = {}
+    deadline = time.monotonic() + 60
+    while figures()["identity_bytes"] == 0 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(1.0)
+    old, _ = tokens()
+    results["before"] = tokens()[1]
+    llm.collective_rpc("reload_weights", kwargs={"weights_path": str(other)})
+    results["on old KV of its own"] = tokens(reset=False)[1]
+    new, results["after the update"] = tokens()
+    results["again"] = tokens()[1]
+    results["differs"] = old != new
+    llm.collective_rpc("reload_weights", kwargs={"weights_path": str(model)})
+    back, results["back"] = tokens()
+    results["back is the same"] = back == old
+    print(json.dumps(results), file=replies, flush=True)
+
+
+def main() -> None:
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    pool, folder = sys.argv[1], Path(sys.argv[2])
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_CACHE": str(folder / "hub"),
+        "XDG_CACHE_HOME": str(folder / "cache"),
+    }
+    from beluga_bench.vllm.engine import _override_kernels
+
+    _override_kernels()
+    {"engines": engines, "updates": updates, "reloads": reloads}[sys.argv[3]](pool, folder, replies)
 
 
 if __name__ == "__main__":

@@ -91,13 +91,10 @@ def test_an_image_is_part_of_the_tokens_hash_of_the_blocks_that_show_it() -> Non
     assert again["tokens_hash"].tolist() == image_hashes[:1]
 
 
-def test_blocks_that_depend_on_a_client_chosen_name_have_no_hash() -> None:
-    made = request("r", TOKENS, images=[("cat", 9)])
+def test_blocks_that_routers_cannot_hash_have_no_name() -> None:
+    made = request("r", TOKENS, images=[("cat", 9)])  # by a name that the client chose
     assert len(named(made, 0, 2)) == 2 * NAME.itemsize
     assert named(made, 2, 3) == named(made, 0, 5) == b""
-
-
-def test_blocks_that_routers_cannot_hash_have_no_name() -> None:
     lookups: Any = SimpleNamespace(ranks=())  # before the ranks' handshake
     unmet = BlockNames(lookups, block_size=BLOCK_TOKENS)
     assert named(request("r", TOKENS), 0, 3, of=unmet) == b""
@@ -133,31 +130,27 @@ def rank_parts(
     return [(part.number, part.name, part.copies, part.copy) for part in parts]
 
 
+LATENT = spec("MLAAttentionSpec", num_kv_heads=1, max_tp_shards=1)
+SHARED: list[tuple[int, list[Any], int, list[tuple[int, str, int, int]]]] = [
+    (1, [spec(num_kv_heads=4)], 4, [(0, "heads 0-4/4", 1, 0)]),
+    (2, [spec(num_kv_heads=2)], 4, [(0, "heads 0-2/4", 1, 0), (1, "heads 2-4/4", 1, 0)]),
+    (  # beyond the heads, as vLLM divides them: ranks with one head follow each other
+        4,
+        [spec(num_kv_heads=1)],
+        2,
+        [
+            *((0, "heads 0-1/2", 2, 0), (0, "heads 0-1/2", 2, 1)),
+            *((1, "heads 1-2/2", 2, 0), (1, "heads 1-2/2", 2, 1)),
+        ],
+    ),
+    (2, [LATENT, LATENT], 16, [(0, "heads 0-1/1", 2, 0), (0, "heads 0-1/1", 2, 1)]),
+    (1, [LATENT], 16, [(0, "heads 0-1/1", 1, 0)]),
+]
+
+
 def test_heads_are_divided_among_ranks() -> None:
-    assert rank_parts(1, spec(num_kv_heads=4), heads=4) == [(0, "heads 0-4/4", 1, 0)]
-    assert rank_parts(2, spec(num_kv_heads=2), heads=4) == [
-        (0, "heads 0-2/4", 1, 0),
-        (1, "heads 2-4/4", 1, 0),
-    ]
-
-
-def test_ranks_beyond_the_heads_have_the_same_part() -> None:
-    """As vLLM divides them: ranks with one head follow each other."""
-    assert rank_parts(4, spec(num_kv_heads=1), heads=2) == [
-        (0, "heads 0-1/2", 2, 0),
-        (0, "heads 0-1/2", 2, 1),
-        (1, "heads 1-2/2", 2, 0),
-        (1, "heads 1-2/2", 2, 1),
-    ]
-
-
-def test_latent_attention_is_one_part() -> None:
-    latent = spec("MLAAttentionSpec", num_kv_heads=1, max_tp_shards=1)
-    assert rank_parts(2, latent, latent, heads=16) == [
-        (0, "heads 0-1/1", 2, 0),
-        (0, "heads 0-1/1", 2, 1),
-    ]
-    assert rank_parts(1, latent, heads=16) == [(0, "heads 0-1/1", 1, 0)]
+    for size, specs, heads, expected in SHARED:
+        assert rank_parts(size, *specs, heads=heads) == expected
 
 
 def test_pipeline_stages_have_separate_parts() -> None:
@@ -169,31 +162,20 @@ PRIVATE: dict[str, tuple[list[Any], int, dict[str, Any]]] = {
     "the model does not define it": ([spec(num_kv_heads=2)], 0, {}),
     "a layer with other heads": ([spec(num_kv_heads=2), spec(num_kv_heads=4)], 4, {}),
     "heads that ranks cannot divide": ([spec(num_kv_heads=1)], 3, {}),
-    "a latent layer that is divided": (
-        [spec("MLAAttentionSpec", num_kv_heads=1)],
-        2,
-        {},
-    ),
-    "latent layers beside heads": (
-        [spec("MLAAttentionSpec", num_kv_heads=1, max_tp_shards=1), spec(num_kv_heads=2)],
-        4,
-        {},
-    ),
+    "a latent layer that is divided": ([spec("MLAAttentionSpec", num_kv_heads=1)], 2, {}),
+    "latent layers beside heads": ([LATENT, spec(num_kv_heads=2)], 4, {}),
     "a state": ([spec("MambaSpec", num_kv_heads=0)], 4, {}),
     "tokens are divided, too": ([spec(num_kv_heads=2)], 4, {"decode_context_parallel_size": 2}),
     "prefills are divided": ([spec(num_kv_heads=2)], 4, {"prefill_context_parallel_size": 2}),
 }
 
 
-@pytest.mark.parametrize("why", PRIVATE)
-def test_a_part_with_unknown_heads_is_private_to_its_rank(why: str) -> None:
-    specs, heads, changes = PRIVATE[why]
-    assert rank_parts(2, *specs, heads=heads, **changes) == [(0, "0/2", 1, 0), (1, "1/2", 1, 0)]
-
-
-def test_a_draft_model_s_layers_make_parts_private() -> None:
+def test_a_part_with_unknown_heads_is_private_to_its_rank() -> None:
+    for why, (specs, heads, changes) in PRIVATE.items():
+        parts = rank_parts(2, *specs, heads=heads, **changes)
+        assert parts == [(0, "0/2", 1, 0), (1, "1/2", 1, 0)], why
     made = config(tensor_parallel_size=2)
-    made.speculative_config = SimpleNamespace(draft_model_config=object())
+    made.speculative_config = SimpleNamespace(draft_model_config=object())  # its layers are private
     part = part_of(made, [spec(num_kv_heads=2)], tp_rank=1, pp_rank=0, model_heads=4)
     assert part == BlockPart(1, "1/2")
 
@@ -215,34 +197,26 @@ def random_blocks(name: str, ids: list[int], ticket: int = 0) -> BlockRange:
     return BlockRange(name, digests.tobytes(), ids, ticket=ticket)
 
 
-def test_each_block_is_stored_by_one_of_the_ranks_that_have_it(
-    ranks: list[Side], pool: Pool
-) -> None:
+def test_each_block_is_stored_by_one_of_the_ranks_that_have_it(ranks: list[Side]) -> None:
     ids = list(range(40))
     order = random_blocks("r", ids)
     for side in ranks:
         side.worker.save(Orders(saves=[order]))
         side.saved("r")
     counted = [side.counters.take() for side in ranks]
-    assert sum(counters["save_blocks"] for counters in counted) == len(ids)
-    assert (
-        sum(counters["save_bytes"] for counters in counted) == len(ids) * ranks[0].layout.block_size
-    )
-    assert all(
-        counters["save_blocks"] >= len(ids) // 4 for counters in counted
-    )  # the ranks divide the work
-    assert all(not counters.get("save_present_blocks") for counters in counted)
+    assert sum(each["save_blocks"] for each in counted) == len(ids)
+    assert sum(each["save_bytes"] for each in counted) == len(ids) * ranks[0].layout.block_size
+    for each in counted:
+        assert each["save_blocks"] >= len(ids) // 4  # the ranks divide the work
+        assert not each.get("save_present_blocks")
     stored = [side.worker.report().stored for side in ranks]
     assert not stored[0].keys() & stored[1].keys()
+    saved = ranks[0].memory.copy()
     for side in ranks:
         side.memory[...] = 0
         side.worker.load(Orders(loads=[random_blocks("s", ids)]))
         assert side.worker.loads.failed() == set()
-    right = Side.__new__(Side)
-    right.memory = np.zeros_like(ranks[0].memory)
-    right.fill(3)
-    for side in ranks:
-        assert (side.memory[:, ids] == right.memory[:, ids]).all()
+        assert (side.memory[:, ids] == saved[:, ids]).all()
 
 
 def test_a_rank_without_own_blocks_returns_tickets_and_requests(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
-from identity_cases import CASES, NOT_SHOWN, TOKENS
+from identity_role import CASES, NOT_SHOWN, TOKENS
 
 from beluga import IndexServer, Pool
 from beluga.connectors.identity import WEIGHTS
@@ -29,27 +29,31 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 Engines: TypeAlias = "dict[str, dict[str, Any]]"
 
 
-@pytest.fixture(scope="module")
-def engines(
-    vllm_python: str, memory_root: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Engines]:
-    """The blocks that each engine computed, and their names."""
-    folder = tmp_path_factory.mktemp("identity")
+def lines_of(python: str, memory_root: Path, folder: Path, what: str) -> list[Any]:
+    """Run a part of ``identity_role.py`` on a new pool. Returns its lines."""
     device = memory_root / f"beluga-{folder.parent.name}-{folder.name}"
     try:
         with Pool.create([device], device_size=64 << 20, lane_count=32) as pool, IndexServer(pool):
             done = subprocess.run(
-                [vllm_python, str(FOLDER / "identity_role.py"), str(device), str(folder)],
+                [python, str(FOLDER / "identity_role.py"), str(device), str(folder), what],
                 check=False,
                 capture_output=True,
                 text=True,
                 timeout=1200,
             )
         assert done.returncode == 0, done.stderr[-4000:]
-        lines = [json.loads(line) for line in done.stdout.splitlines()]
-        yield {line["case"]: line for line in lines}
+        return [json.loads(line) for line in done.stdout.splitlines()]
     finally:
         device.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def engines(
+    vllm_python: str, memory_root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Engines:
+    """The blocks that each engine computed, and their names."""
+    folder = tmp_path_factory.mktemp("identity")
+    return {line["case"]: line for line in lines_of(vllm_python, memory_root, folder, "engines")}
 
 
 def wrong(engines: Engines, drop: str = WHOLE) -> set[tuple[str, str]]:
@@ -115,18 +119,10 @@ def test_every_field_of_a_namespace_is_dropped_or_cannot_be_shown(engines: Engin
 
 
 def test_after_a_reload_no_block_of_the_former_weights_is_hit(
-    vllm_python: str, tiny_model: Path, server: IndexServer, pool_name: str, tmp_path: Path
+    vllm_python: str, memory_root: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
-    words = [pool_name, str(tiny_model), str(tmp_path / "other")]
-    done = subprocess.run(
-        [vllm_python, str(FOLDER / "updates_role.py"), *words],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == {
+    shutil.copytree(tiny_model, tmp_path / "usual")
+    assert lines_of(vllm_python, memory_root, tmp_path, "reloads")[-1] == {
         "before": 384,
         "on old KV of its own": 0,
         "after the update": 0,
@@ -140,23 +136,11 @@ def test_after_a_reload_no_block_of_the_former_weights_is_hit(
 @pytest.fixture(scope="module")
 def wrong_blocks(
     vllm_python: str, memory_root: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, list[int]]]:
+) -> dict[str, list[int]]:
     """The blocks of a prompt that are wrong after an update, by the step that is left out."""
     folder = tmp_path_factory.mktemp("updates")
-    device = memory_root / f"beluga-{folder.parent.name}-{folder.name}"
-    try:
-        with Pool.create([device], device_size=64 << 20, lane_count=32) as pool, IndexServer(pool):
-            done = subprocess.run(
-                [vllm_python, str(FOLDER / "update_bytes_role.py"), str(device), str(folder)],
-                check=False,
-                capture_output=True,
-                text=True,
-                timeout=600,
-            )
-        assert done.returncode == 0, done.stderr[-4000:]
-        yield json.loads(done.stdout.splitlines()[-1])
-    finally:
-        device.unlink(missing_ok=True)
+    (steps,) = lines_of(vllm_python, memory_root, folder, "updates")
+    return dict(steps)
 
 
 def test_after_an_update_all_bytes_are_of_the_new_weights(

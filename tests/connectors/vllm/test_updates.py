@@ -52,6 +52,19 @@ class Served(Engine):
         self.count += 1
         self.run(request(f"{self.count}", TOKENS), 0, fill)
 
+    def loads(self, first: int) -> Any:
+        """Load a request's blocks, and return their memory."""
+        self.start(made := request("loads", TOKENS), first)
+        self.step(made)
+        return self.memory[:, first : first + 5]
+
+    def begun(self) -> Any:
+        """Start a request, which computes two blocks."""
+        made = request("running", TOKENS)
+        self.start(made, 0)
+        made.num_computed_tokens = 2 * BLOCK_TOKENS
+        return made
+
     def fill_own_cache(self) -> None:
         self.manager.block_pool.cached_block_hashes_by_block["a block"] = 1
 
@@ -98,13 +111,13 @@ def test_after_an_update_old_blocks_are_misses_and_new_ones_private(
     engine, other = make(), make()
     engine.saves()
     assert engine.hits() == other.hits() == ALL
+    before = engine.scheduler.get_kv_connector_stats().data["space"]
     engine.call(*UPDATES[name])
+    assert engine.scheduler.get_kv_connector_stats().data["space"] != before  # for routers
     assert engine.hits() == 0
     engine.saves(fill=2)
     assert engine.hits() == ALL
-    other.start(made := request("loads", TOKENS), 8)
-    other.step(made)
-    assert (other.memory[:, 8:13] == 1).all()  # the blocks of the first weights are unchanged
+    assert (other.loads(8) == 1).all()  # the blocks of the first weights are unchanged
 
 
 def test_methods_that_do_not_change_weights_keep_the_namespace(
@@ -117,6 +130,7 @@ def test_methods_that_do_not_change_weights_keep_the_namespace(
     engine.call("sleep", 1)
     engine.call("sleep", level=1)
     engine.call("discard", ("kv_cache",))
+    engine.core.set_weight_version("a label without an update")
     assert engine.hits() == ALL
 
 
@@ -136,65 +150,38 @@ def test_an_engine_that_sleeps_ends_its_sessions_and_hits_again_when_awake(
         engine.worker.restore_kv_caches()
     assert all(each.attached for each in engine.worker._worker._connections)
     assert engine.hits() == ALL
-    engine.start(made := request("loads", TOKENS), 8)
-    engine.step(made)
-    assert (engine.memory[:, 8:13] == 1).all()
+    assert (engine.loads(8) == 1).all()
     assert type(engine.worker).supports_sleep_mode(None)
 
 
 def test_blocks_based_on_old_kv_in_the_engines_cache_are_neither_hit_nor_saved(
     server: IndexServer, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = make()
+    engine, other = make(), make()
     engine.fill_own_cache()
     engine.call("reload_weights")
     assert "the pool is not used until that cache is reset" in caplog.text
+    other.manager.reset_prefix_cache()  # a reset of another engine
     engine.saves()
     assert engine.hits() == 0
-    engine.manager.reset_prefix_cache()
+    running = engine.begun()
+    engine.manager.reset_prefix_cache()  # also while requests run (``reset_running_requests``)
+    engine.step(running, fill=1)
+    engine.finish(running)
     assert engine.hits() == 0
     engine.saves()
     assert engine.hits() == ALL
 
 
-def test_a_request_that_began_on_old_kv_is_not_saved_after_a_reset(
+def test_requests_that_run_during_an_update_are_neither_saved_nor_loaded(
     server: IndexServer, make: Make
 ) -> None:
-    """vLLM may empty its cache while requests run (``reset_running_requests``)."""
     engine = make()
-    engine.fill_own_cache()
-    engine.call("reload_weights")
-    made = request("running", TOKENS)
-    engine.start(made, 0)
-    made.num_computed_tokens = 2 * BLOCK_TOKENS  # with the old weights
-    engine.manager.reset_prefix_cache()
-    engine.step(made, fill=1)
-    engine.finish(made)
-    assert engine.hits() == 0
-
-
-def test_a_reset_of_another_engine_has_no_effect(server: IndexServer, make: Make) -> None:
-    engine, other = make(), make()
-    engine.fill_own_cache()
-    engine.call("reload_weights")
-    other.manager.reset_prefix_cache()  # a reset of another engine
-    engine.saves()
-    assert engine.hits() == 0
-
-
-def test_requests_that_run_during_an_update_are_not_saved(server: IndexServer, make: Make) -> None:
-    engine = make()
-    made = request("running", TOKENS)
-    engine.start(made, 0)
-    made.num_computed_tokens = 2 * BLOCK_TOKENS  # with the old weights
+    made = engine.begun()
     engine.call("reload_weights")
     engine.step(made, fill=1)
     engine.finish(made)
     assert engine.hits() == 0
-
-
-def test_a_lookup_from_before_an_update_is_not_loaded(server: IndexServer, make: Make) -> None:
-    engine = make()
     engine.saves()
     made = request("waiting", TOKENS)
     assert engine.scheduler.get_num_new_matched_tokens(made, 0)[0] == ALL
@@ -203,7 +190,7 @@ def test_a_lookup_from_before_an_update_is_not_loaded(server: IndexServer, make:
     assert server.index_stat().pinned_count == 0
 
 
-def test_blocks_computed_during_an_update_are_not_shared(
+def test_blocks_computed_during_an_update_or_a_failed_one_are_not_shared(
     server: IndexServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call of the workers may return before they have finished."""
@@ -218,6 +205,12 @@ def test_blocks_computed_during_an_update_are_not_shared(
     monkeypatch.setattr(engine.core.model_executor, "called", Running())
     engine.call("reload_weights")
     assert during == [0]
+    assert engine.hits() == 0
+    engine.saves()
+    assert engine.hits() == ALL
+    monkeypatch.setattr(engine.core.model_executor, "called", fake_vllm.Failing())
+    with pytest.raises(RuntimeError):
+        engine.call("reload_weights")
     assert engine.hits() == 0
 
 
@@ -250,31 +243,6 @@ def test_engines_updated_to_one_version_share_blocks_of_one_training(
     other.core.set_weight_version("step 2")
     assert other.hits() == 0
     assert first.hits() == ALL
-
-
-def test_a_version_without_an_update_has_no_effect(server: IndexServer, make: Make) -> None:
-    engine = make()
-    engine.saves()
-    engine.core.set_weight_version("label")
-    assert engine.hits() == ALL
-
-
-def test_a_failed_update_changes_the_namespace(
-    server: IndexServer, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = make()
-    engine.saves()
-    monkeypatch.setattr(engine.core.model_executor, "called", fake_vllm.Failing())
-    with pytest.raises(RuntimeError):
-        engine.call("reload_weights")
-    assert engine.hits() == 0
-
-
-def test_routers_get_another_namespace_after_an_update(server: IndexServer, make: Make) -> None:
-    engine = make()
-    before = engine.scheduler.get_kv_connector_stats().data["space"]
-    engine.call("reload_weights")
-    assert engine.scheduler.get_kv_connector_stats().data["space"] != before
 
 
 def test_an_adapter_reloaded_in_place_has_another_identity(
@@ -329,43 +297,37 @@ def loads(engine: Adapters, lora: Any) -> None:
 
 
 def test_an_adapter_is_identified_by_its_bytes(engine: Adapters, tmp_path: Path) -> None:
-    user = used(engine, adapter(tmp_path / "a", "a", lora_int_id=1))
-    same = used(engine, adapter(tmp_path / "b", "b", lora_int_id=2))
-    other = used(engine, adapter(tmp_path / "c", "c", b"2", lora_int_id=3))
-    assert user.key == same.key != other.key
-    assert len(user.key) == 32
-    assert used(engine, None) is NONE and NONE.unchanged
-
-
-def test_every_byte_of_an_adapter_changes_its_identity(engine: Adapters, tmp_path: Path) -> None:
     large = bytes(8 << 20)
     middle = bytearray(large)
     middle[4 << 20] = 1
-    user = used(engine, adapter(tmp_path / "a", "a", large, lora_int_id=1))
-    other = used(engine, adapter(tmp_path / "b", "b", bytes(middle), lora_int_id=2))
-    assert user.key != other.key
+    made = {"a": large, "b": large, "c": bytes(middle), "d": b"2"}
+    users = [
+        used(engine, adapter(tmp_path / name, name, content, lora_int_id=number))
+        for number, (name, content) in enumerate(made.items())
+    ]
+    assert users[0].key == users[1].key
+    assert len({user.key for user in users}) == 3
+    assert len(users[0].key) == 32
+    assert used(engine, None) is NONE and NONE.unchanged
+    assert users[0].unchanged
+    adapter(tmp_path / "a", "a", b"3")
+    assert not users[0].unchanged
 
 
-def test_files_that_change_after_the_load_have_another_identity(
+def test_files_that_change_during_or_after_the_load_have_no_identity(
     engine: Adapters, tmp_path: Path
 ) -> None:
-    lora = adapter(tmp_path / "a", "a")
-    loads(engine, lora)  # before any request
+    first, second = adapter(tmp_path / "a", "a"), adapter(tmp_path / "b", "b", lora_int_id=2)
+    loads(engine, first)  # before any request
     adapter(tmp_path / "a", "a", b"2")
     with pytest.raises(ConnectorError, match=r"have changed since vLLM loaded it.*load_inplace"):
-        engine.of(lora)
-
-
-def test_files_that_change_during_the_load_have_no_identity(
-    engine: Adapters, tmp_path: Path
-) -> None:
-    lora = adapter(tmp_path / "a", "a")
-    engine.loads(lora)
-    adapter(tmp_path / "a", "a", b"2")
-    engine.loaded(lora)
-    adapter(tmp_path / "a", "a", b"1")
+        engine.of(first)
+    engine.loads(second)
+    adapter(tmp_path / "b", "b", b"2", lora_int_id=2)
+    engine.loaded(second)
+    adapter(tmp_path / "b", "b", b"1", lora_int_id=2)
     with pytest.raises(ConnectorError, match="have changed since"):
-        engine.of(lora)
+        engine.of(second)
 
 
 def test_restored_files_may_differ_from_the_loaded_adapter(
@@ -406,13 +368,6 @@ def test_a_restored_link_does_not_restore_the_identity(engine: Adapters, tmp_pat
     assert used(engine, lora).key
 
 
-def test_a_request_detects_files_that_change_during_it(engine: Adapters, tmp_path: Path) -> None:
-    user = used(engine, adapter(tmp_path / "a", "a"))
-    assert user.unchanged
-    adapter(tmp_path / "a", "a", b"2")
-    assert not user.unchanged
-
-
 def test_a_reload_in_place_is_shared_once_vllm_drops_the_old_blocks(
     engine: Adapters, tmp_path: Path
 ) -> None:
@@ -434,25 +389,17 @@ def refused(engine: Adapters, lora: Any) -> bool:
     return False
 
 
-def test_a_reloaded_adapter_with_other_bytes_has_another_identity(
-    engine: Adapters, tmp_path: Path
-) -> None:
+def test_a_reloaded_adapter_is_identified_by_its_bytes(engine: Adapters, tmp_path: Path) -> None:
     """Unloaded and loaded again, with another number of vLLM's."""
-    used(engine, adapter(tmp_path / "a", "x", lora_int_id=1))
-    engine.removed(1)
-    again = adapter(tmp_path / "b", "x", b"2", lora_int_id=2)
-    loads(engine, again)
-    assert eventually(lambda: refused(engine, again), LONG_S)
-    engine.flushed()
-    assert used(engine, again).key
-
-
-def test_a_reloaded_adapter_with_the_same_bytes_has_the_same_identity(
-    engine: Adapters, tmp_path: Path
-) -> None:
     user = used(engine, adapter(tmp_path / "a", "x", lora_int_id=1))
     engine.removed(1)
     assert used(engine, adapter(tmp_path / "b", "x", lora_int_id=2)).key == user.key
+    engine.removed(2)
+    again = adapter(tmp_path / "c", "x", b"2", lora_int_id=3)
+    loads(engine, again)
+    assert eventually(lambda: refused(engine, again), LONG_S)
+    engine.flushed()
+    assert used(engine, again).key != user.key
 
 
 def test_an_adapter_without_a_folder_of_weights_is_not_shared(
@@ -468,16 +415,17 @@ def test_an_adapter_without_a_folder_of_weights_is_not_shared(
         engine.of(lora)
 
 
-def test_the_number_of_tracked_announcements_is_bounded(
+def test_the_number_of_tracked_adapters_is_bounded(
     engine: Adapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapters_module, "ADAPTERS_MAX", 2)
     for number in (1, 2):
         used(engine, adapter(tmp_path / f"{number}", f"{number}", lora_int_id=number))
+    third = adapter(tmp_path / "3", "3", lora_int_id=3)
     with pytest.raises(ConnectorError):
-        engine.of(adapter(tmp_path / "3", "3", lora_int_id=3))
+        engine.of(third)
     engine.removed(1)
-    assert used(engine, adapter(tmp_path / "3", "3", lora_int_id=3)).key
+    assert used(engine, third).key
 
 
 def test_a_reason_is_logged_once(engine: Adapters, caplog: pytest.LogCaptureFixture) -> None:
