@@ -8,13 +8,13 @@ import importlib
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import fakes
 import pytest
-from fakes import LONG_S, PACKAGE, Allocator, MakeAdapter, Metadata
+from fakes import LONG_S, PACKAGE, Allocator, Make, MakeAdapter, Metadata
 from support.blocks import eventually
 
 from beluga import IndexServer, Pool
@@ -72,7 +72,7 @@ def lmcache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.fixture
-def adapter(lmcache: Any, pool_name: str) -> Iterator[MakeAdapter]:
+def lone_adapter(lmcache: Any, pool_name: str) -> Iterator[MakeAdapter]:
     """A function that makes an L2 adapter; its arguments replace the usual settings."""
     made: list[Any] = []
 
@@ -88,7 +88,13 @@ def adapter(lmcache: Any, pool_name: str) -> Iterator[MakeAdapter]:
 
 
 @pytest.fixture
-def backend(lmcache: Any, pool_name: str) -> Iterator[Callable[..., Any]]:
+def adapter(server: IndexServer, lone_adapter: MakeAdapter) -> MakeAdapter:
+    """The same, with a server of the pool."""
+    return lone_adapter
+
+
+@pytest.fixture
+def lone_backend(lmcache: Any, pool_name: str) -> Iterator[Make]:
     """A function that makes a storage plugin."""
     made: list[Any] = []
 
@@ -117,3 +123,9 @@ def backend(lmcache: Any, pool_name: str) -> Iterator[Callable[..., Any]]:
     yield make
     for plugin in made:
         plugin.close()
+
+
+@pytest.fixture
+def backend(server: IndexServer, lone_backend: Make) -> Make:
+    """The same, with a server of the pool."""
+    return lone_backend

@@ -63,7 +63,7 @@ from beluga.transfer import TransferClass
 OTHER = (2, 4, 64, 16)  # as many bytes as SHAPE
 
 
-def test_objects_are_loaded_by_another_server(server: IndexServer, adapter: MakeAdapter) -> None:
+def test_objects_are_loaded_by_another_server(adapter: MakeAdapter) -> None:
     keys, memories = chunks(8)
     first, second = adapter(), adapter()
     assert store(first, keys, memories) == sum(m.get_size() for m in memories)
@@ -76,7 +76,7 @@ def test_objects_are_loaded_by_another_server(server: IndexServer, adapter: Make
     assert second.accessed == keys
 
 
-def test_hits_after_misses_are_found(server: IndexServer, adapter: MakeAdapter) -> None:
+def test_hits_after_misses_are_found(adapter: MakeAdapter) -> None:
     keys, memories = chunks(12)
     other = [ObjectKey(key.chunk_hash, kv_rank=2, object_group_id=1) for key in keys]
     stored = [0, 1, 4, 5, 6, 11]
@@ -156,7 +156,7 @@ def test_an_unlocked_lookup_leaves_no_pins(server: IndexServer, adapter: MakeAda
 
 
 def test_objects_of_another_owner_configuration_layout_or_version_are_misses(
-    server: IndexServer, adapter: MakeAdapter
+    adapter: MakeAdapter,
 ) -> None:
     l2_adapter, keys, _ = filled(adapter())
     none = [False, False]
@@ -173,7 +173,7 @@ def test_objects_of_another_owner_configuration_layout_or_version_are_misses(
 
 
 def test_objects_of_a_group_that_is_not_described_are_found_in_any_layout(
-    server: IndexServer, adapter: MakeAdapter
+    adapter: MakeAdapter,
 ) -> None:
     keys, memories = chunks(2)
     keys = [keys[0], ObjectKey(keys[1].chunk_hash, object_group_id=5)]
@@ -188,10 +188,10 @@ def test_objects_of_a_group_that_is_not_described_are_found_in_any_layout(
 
 
 def test_an_adapter_that_starts_without_a_server_misses_and_does_not_wait(
-    adapter: MakeAdapter,
+    lone_adapter: MakeAdapter,
 ) -> None:
     keys, memories = chunks(4)
-    l2_adapter = adapter(timeout_ms=200, attached=False)
+    l2_adapter = lone_adapter(timeout_ms=200, attached=False)
     assert store(l2_adapter, keys, memories) == -1
     assert lookup(l2_adapter, keys) == load(l2_adapter, keys, blank(4)) == [False] * 4
     l2_adapter.submit_unlock(keys)
@@ -201,9 +201,7 @@ def test_an_adapter_that_starts_without_a_server_misses_and_does_not_wait(
     assert status["failure_count"] > 0
 
 
-def test_damaged_bytes_are_a_miss_and_can_be_stored_again(
-    server: IndexServer, pool: Pool, adapter: MakeAdapter
-) -> None:
+def test_damaged_bytes_are_a_miss_and_can_be_stored_again(pool: Pool, adapter: MakeAdapter) -> None:
     l2_adapter, keys, memories = filled(adapter(), 3)
     damage(pool, memories[1].data)
     assert load(l2_adapter, keys, blank(3)) == [True, False, True]
@@ -214,17 +212,17 @@ def test_damaged_bytes_are_a_miss_and_can_be_stored_again(
     assert np.array_equal(targets[1].data, memories[1].data)
 
 
-def test_invalid_settings_and_arguments_are_refused(
-    server: IndexServer, adapter: MakeAdapter
-) -> None:
+def test_invalid_settings_and_arguments_are_refused(adapter: MakeAdapter) -> None:
     with pytest.raises(ConnectorError, match="has no setting adress"):
         adapter(adress="here")
     assert store(adapter(), chunks(1)[0], [None]) == -1
 
 
-def test_without_a_server_objects_miss_until_it_is_back(pool: Pool, adapter: MakeAdapter) -> None:
+def test_without_a_server_objects_miss_until_it_is_back(
+    pool: Pool, lone_adapter: MakeAdapter
+) -> None:
     with IndexServer(pool):
-        l2_adapter, keys, memories = filled(adapter(timeout_ms=1000))
+        l2_adapter, keys, memories = filled(lone_adapter(timeout_ms=1000))
         expected = {"is_healthy": True, "type": "BelugaL2Adapter", "attached": True}
         assert l2_adapter.report_status() == expected | {"failure_count": 0}
         assert load(l2_adapter, keys, blank(2)) == lookup(l2_adapter, keys) == [True, True]
@@ -242,7 +240,7 @@ def test_without_a_server_objects_miss_until_it_is_back(pool: Pool, adapter: Mak
         assert eventually(lambda: lookup(l2_adapter, keys) == [True, True], LONG_S)
 
 
-def test_the_descriptors_signal_completed_work(server: IndexServer, adapter: MakeAdapter) -> None:
+def test_the_descriptors_signal_completed_work(adapter: MakeAdapter) -> None:
     keys, memories = chunks(1)
     l2_adapter = adapter()
     stores, lookups, loads = (
@@ -300,9 +298,7 @@ def test_after_close_tasks_fail_and_sessions_and_descriptors_are_closed_once(
 # ---- Deletions and layouts
 
 
-def test_an_object_is_a_miss_when_its_deletion_returns(
-    server: IndexServer, adapter: MakeAdapter
-) -> None:
+def test_an_object_is_a_miss_when_its_deletion_returns(adapter: MakeAdapter) -> None:
     keys, memories = chunks(3)
     l2_adapter, other = adapter(), adapter()
     store(l2_adapter, keys, memories)
@@ -314,7 +310,7 @@ def test_an_object_is_a_miss_when_its_deletion_returns(
 
 
 def test_a_deletion_runs_after_earlier_stores(
-    server: IndexServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+    adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     l2_adapter, (keys, memories), go = adapter(), chunks(2), held_stores(monkeypatch)
     l2_adapter.submit_store_task(keys, memories)
@@ -327,7 +323,7 @@ def test_a_deletion_runs_after_earlier_stores(
 
 
 def test_an_object_with_a_pending_deletion_is_a_miss(
-    server: IndexServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+    adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     l2_adapter, keys, _ = filled(adapter())
     with monkeypatch.context() as patch:
@@ -337,9 +333,7 @@ def test_an_object_with_a_pending_deletion_is_a_miss(
     assert lookup(l2_adapter, keys) == [False, True]
 
 
-def test_listeners_are_called_for_each_deleted_object_with_its_size(
-    server: IndexServer, adapter: MakeAdapter
-) -> None:
+def test_listeners_are_called_for_each_deleted_object_with_its_size(adapter: MakeAdapter) -> None:
     l2_adapter, (key,), (memory,) = filled(adapter(), 1)
     l2_adapter.delete([key, key, ObjectKey(b"absent")])
     l2_adapter.delete([key])
@@ -353,9 +347,7 @@ def test_listeners_are_called_for_each_deleted_object_with_its_size(
     assert l2_adapter.deleted == [(key, memory.get_size())] * 2  # for LMCache it was a hit
 
 
-def test_objects_are_deleted_in_layouts_unknown_to_this_process(
-    server: IndexServer, adapter: MakeAdapter
-) -> None:
+def test_objects_are_deleted_in_layouts_unknown_to_this_process(adapter: MakeAdapter) -> None:
     keys, memories = chunks(2)
     first = adapter()
     store(first, keys, memories)
@@ -368,16 +360,16 @@ def test_objects_are_deleted_in_layouts_unknown_to_this_process(
 
 
 def test_a_deletion_without_a_server_is_executed_after_the_reattachment(
-    pool: Pool, adapter: MakeAdapter
+    pool: Pool, lone_adapter: MakeAdapter
 ) -> None:
     keys, memories = chunks(2)
     with IndexServer(pool):
-        l2_adapter = adapter(timeout_ms=1000)
+        l2_adapter = lone_adapter(timeout_ms=1000)
         store(l2_adapter, keys, memories)
     l2_adapter.delete(keys[:1])
     assert l2_adapter.deleted == []
     with IndexServer(pool):
-        other = adapter(timeout_ms=1000)
+        other = lone_adapter(timeout_ms=1000)
         assert eventually(lambda: lookup(l2_adapter, keys) == [False, True], LONG_S)
         assert load(l2_adapter, keys, blank(2)) == [False, True]
         assert eventually(lambda: lookup(l2_adapter, keys) and bool(l2_adapter.deleted), LONG_S)
@@ -438,17 +430,17 @@ def test_a_late_reply_of_a_tier_is_a_miss_and_deletes_nothing(shm: Path, lmcache
 
 
 def test_beyond_the_bound_a_whole_model_is_dropped(
-    pool: Pool, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, lone_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_module, "OWED_MAX", 2)
     keys, memories = chunks(4)
     elsewhere = ObjectKey(b"a", model_name="other")
     with IndexServer(pool):
-        l2_adapter = adapter(timeout_ms=1000)
+        l2_adapter = lone_adapter(timeout_ms=1000)
         store(l2_adapter, [*keys, elsewhere], [*memories, memories[0]])
     l2_adapter.delete(keys[:3])
     with IndexServer(pool):
-        other = adapter(timeout_ms=1000)
+        other = lone_adapter(timeout_ms=1000)
         assert eventually(lambda: lookup(l2_adapter, [elsewhere]) == [True], LONG_S)
         assert lookup(l2_adapter, keys) == [False] * 4
         assert eventually(lambda: store(l2_adapter, [ObjectKey(b"new")], memories[:1]) > 0, LONG_S)
@@ -458,7 +450,7 @@ def test_beyond_the_bound_a_whole_model_is_dropped(
         assert lookup(other, keys) == [True] * 4
 
 
-def test_a_listener_may_delete(server: IndexServer, adapter: MakeAdapter) -> None:
+def test_a_listener_may_delete(adapter: MakeAdapter) -> None:
     keys, memories = chunks(2)
     l2_adapter = adapter()
     notify = l2_adapter._notify_keys_stored
@@ -473,7 +465,7 @@ def test_a_listener_may_delete(server: IndexServer, adapter: MakeAdapter) -> Non
 
 
 def test_evicted_objects_leave_the_usage_count(
-    server: IndexServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+    adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_module, "CHECK_MIN", 4)
     keys, memories = chunks(6)
@@ -486,9 +478,7 @@ def test_evicted_objects_leave_the_usage_count(
     assert len(list(l2_adapter._ledger)) == 4
 
 
-def test_an_evicted_object_that_is_stored_again_counts_once(
-    server: IndexServer, adapter: MakeAdapter
-) -> None:
+def test_an_evicted_object_that_is_stored_again_counts_once(adapter: MakeAdapter) -> None:
     keys, memories = chunks(1)
     l2_adapter, evicting = adapter(), adapter()
     size = memories[0].get_size()
@@ -499,9 +489,7 @@ def test_an_evicted_object_that_is_stored_again_counts_once(
     assert used == size
 
 
-def test_an_object_is_loaded_only_in_its_own_layout(
-    server: IndexServer, adapter: MakeAdapter
-) -> None:
+def test_an_object_is_loaded_only_in_its_own_layout(adapter: MakeAdapter) -> None:
     keys, memories = chunks(1)
     other = Memory(OTHER, seed=9)
     l2_adapter = adapter()
@@ -514,7 +502,7 @@ def test_an_object_is_loaded_only_in_its_own_layout(
 
 
 def test_a_model_has_a_bounded_number_of_layouts(
-    server: IndexServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+    adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "LAYOUTS_MAX", 2)
     key, l2_adapter = ObjectKey(b"a"), adapter()
@@ -527,9 +515,7 @@ def test_a_model_has_a_bounded_number_of_layouts(
     assert [lookup(l2_adapter, [key], shape) for shape in shapes] == [[True], [True], [False]]
 
 
-def test_concurrently_added_layouts_are_found_by_all_processes(
-    server: IndexServer, adapter: MakeAdapter
-) -> None:
+def test_concurrently_added_layouts_are_found_by_all_processes(adapter: MakeAdapter) -> None:
     made = [adapter() for _ in range(4)]
     key = ObjectKey(b"a")
     shapes = [(2, 4, 16, 16 * (n + 1)) for n in range(len(made))]
@@ -705,7 +691,7 @@ def identified(connector: Any, name: str) -> Any:
 
 
 def test_a_model_in_a_folder_is_identified_by_its_bytes(
-    server: IndexServer, adapter: MakeAdapter, backend: Make, tmp_path: Path
+    adapter: MakeAdapter, backend: Make, tmp_path: Path
 ) -> None:
     name = model(tmp_path / "model")
     keys, memories = chunks_of(name)
@@ -727,7 +713,6 @@ def test_a_model_in_a_folder_is_identified_by_its_bytes(
 
 
 def test_a_model_whose_files_change_is_not_used_until_the_server_is_restarted(
-    server: IndexServer,
     adapter: MakeAdapter,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -755,7 +740,7 @@ def test_a_model_whose_files_change_is_not_used_until_the_server_is_restarted(
 
 
 def test_before_a_model_is_identified_lookups_miss_and_saves_are_skipped(
-    server: IndexServer, adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     name, go = model(tmp_path / "model"), threading.Event()
     real = Files.digest
@@ -770,7 +755,7 @@ def test_before_a_model_is_identified_lookups_miss_and_saves_are_skipped(
 
 
 def test_a_model_name_without_weights_is_rejected_in_one_line(
-    server: IndexServer, adapter: MakeAdapter, backend: Make, caplog: pytest.LogCaptureFixture
+    adapter: MakeAdapter, backend: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     l2_adapter, (keys, memories) = adapter(identity=""), chunks(2)
     for _ in range(2):

@@ -45,14 +45,16 @@ from beluga.transfer import TransferClass
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["known", "remote"])
-def test_the_plugin_finds_objects_of_lower_tiers(shm: Path, backend: Make, remote: bool) -> None:
+def test_the_plugin_finds_objects_of_lower_tiers(
+    shm: Path, lone_backend: Make, remote: bool
+) -> None:
     tier = MemoryTier(remote=remote)
     keys = named("0123")
     with served(shm / "first", tier):
-        memories = put(backend(pool=str(shm / "first")), keys)
+        memories = put(lone_backend(pool=str(shm / "first")), keys)
         assert eventually(lambda: len(tier.blocks) == 5)  # with the generation's record
     with served(shm / "second", tier):
-        plugin = backend(pool=str(shm / "second"))
+        plugin = lone_backend(pool=str(shm / "second"))
         assert plugin.batched_contains([*keys, ChunkKey("other")]) == 4
         for chunk, memory in zip(plugin.batched_get_blocking(keys), memories, strict=True):
             assert np.array_equal(chunk.data, memory.data)
@@ -104,9 +106,7 @@ class OtherDtype(Metadata):
         return [Dtype("float16")]
 
 
-def test_chunks_of_another_layout_or_engine_are_not_found(
-    server: IndexServer, backend: Make
-) -> None:
+def test_chunks_of_another_layout_or_engine_are_not_found(backend: Make) -> None:
     key = ChunkKey("a")
     plugin = backend()
     # a put concurrent with the first record of a generation is dropped
@@ -151,7 +151,7 @@ def test_the_hint_of_a_request_favors_its_loaded_chunks(server: IndexServer, bac
 
 
 def test_chunks_that_cannot_be_read_release_their_memory(
-    server: IndexServer, backend: Make, monkeypatch: pytest.MonkeyPatch
+    backend: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failed(*_: object) -> None:
         raise CacheError("made up")
@@ -165,8 +165,8 @@ def test_chunks_that_cannot_be_read_release_their_memory(
     assert [memory.references for memory in plugin.local_cpu_backend.made] == [0, 0, 0]
 
 
-def test_the_plugin_without_a_server_misses(backend: Make) -> None:
-    plugin = backend(timeout_ms=200, attached=False)
+def test_the_plugin_without_a_server_misses(lone_backend: Make) -> None:
+    plugin = lone_backend(timeout_ms=200, attached=False)
     memory = Memory(SHAPE, seed=1)
     plugin.batched_submit_put_task([ChunkKey("a")], [memory])
     assert not plugin.contains(ChunkKey("a"))
@@ -174,7 +174,7 @@ def test_the_plugin_without_a_server_misses(backend: Make) -> None:
     assert eventually(lambda: memory.references == 1)
 
 
-def test_cleared_chunks_are_found_by_no_engine(server: IndexServer, backend: Make) -> None:
+def test_cleared_chunks_are_found_by_no_engine(backend: Make) -> None:
     keys = [ChunkKey("a")]
     plugin, other, third = backend(), backend(), backend(model_name="other")
     put(plugin, keys)
@@ -188,7 +188,7 @@ def test_cleared_chunks_are_found_by_no_engine(server: IndexServer, backend: Mak
 
 
 def test_chunks_that_a_get_would_confuse_are_not_stored(
-    server: IndexServer, backend: Make, monkeypatch: pytest.MonkeyPatch
+    backend: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys, calls = named("abc"), list[ChunkKey]()
     memories = [Memory(SHAPE, seed=i) for i in range(3)]
@@ -200,7 +200,7 @@ def test_chunks_that_a_get_would_confuse_are_not_stored(
     assert [plugin.contains(key) for key in keys] == [False, False, True]
 
 
-def test_a_chunk_longer_than_the_engines_is_a_miss(server: IndexServer, backend: Make) -> None:
+def test_a_chunk_longer_than_the_engines_is_a_miss(backend: Make) -> None:
     plugin, key = backend(), ChunkKey("a")
     put(plugin, [key])
     plugin.metadata.chunk_size = 15
@@ -210,7 +210,7 @@ def test_a_chunk_longer_than_the_engines_is_a_miss(server: IndexServer, backend:
 
 
 def test_a_failed_memory_allocation_of_lmcache_is_a_miss(
-    server: IndexServer, backend: Make, monkeypatch: pytest.MonkeyPatch
+    backend: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugin, keys = backend(), named("ab")
     memories = put(plugin, keys)
@@ -221,7 +221,7 @@ def test_a_failed_memory_allocation_of_lmcache_is_a_miss(
     assert np.array_equal(second.data, memories[1].data)
 
 
-def test_the_plugin_reports_its_properties(server: IndexServer, backend: Make) -> None:
+def test_the_plugin_reports_its_properties(backend: Make) -> None:
     plugin, key = backend(), ChunkKey("a")
     assert plugin.get_allocator_backend() is plugin.local_cpu_backend
     assert not plugin.remove(key)
@@ -234,7 +234,9 @@ def test_the_plugin_reports_its_properties(server: IndexServer, backend: Make) -
     assert plugin.remove(key)
 
 
-def test_plugins_without_a_worker_or_for_layers_are_refused(lmcache: Any, backend: Make) -> None:
+def test_plugins_without_a_worker_or_for_layers_are_refused(
+    lmcache: Any, lone_backend: Make
+) -> None:
     config = types.SimpleNamespace(extra_config=None, use_layerwise=False)
     for missing in range(3):
         given = [config, Metadata(), Allocator()]
@@ -242,7 +244,7 @@ def test_plugins_without_a_worker_or_for_layers_are_refused(lmcache: Any, backen
         with pytest.raises(ConnectorError, match="needs a worker's memory"):
             lmcache.BelugaBackend("cpu", *given, None)
     with pytest.raises(ConnectorError, match="whole chunks"):
-        backend(layerwise=True)
+        lone_backend(layerwise=True)
 
 
 @pytest.mark.usefixtures("records_unpinned")
@@ -296,7 +298,7 @@ def test_a_pinned_chunk_outlives_eviction(server: IndexServer, backend: Make) ->
 
 
 def test_a_pin_refused_by_the_quota_is_not_reported_as_held(
-    server: IndexServer, backend: Make, monkeypatch: pytest.MonkeyPatch
+    backend: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugin, key = backend(), ChunkKey("a")
     put(plugin, [key])
@@ -322,7 +324,7 @@ def test_a_put_after_close_holds_no_memory(server: IndexServer, backend: Make) -
 
 
 def test_puts_that_wait_when_the_plugin_is_closed_are_finished(
-    server: IndexServer, backend: Make, monkeypatch: pytest.MonkeyPatch
+    backend: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugin, other, go = backend(), backend(), held_stores(monkeypatch)
     keys, memories = named("ab"), [Memory(SHAPE, seed=i) for i in range(2)]
@@ -337,7 +339,7 @@ def test_puts_that_wait_when_the_plugin_is_closed_are_finished(
 
 
 def test_a_key_is_being_put_until_its_last_put_has_ended(
-    server: IndexServer, backend: Make, monkeypatch: pytest.MonkeyPatch
+    backend: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugin, key, ended = backend(), ChunkKey("a"), list[ChunkKey]()
     steps, real = threading.Semaphore(0), objects.store
@@ -354,7 +356,7 @@ def test_a_key_is_being_put_until_its_last_put_has_ended(
     assert plugin.contains(key)
 
 
-def test_a_callback_that_raises_stops_no_other(server: IndexServer, backend: Make) -> None:
+def test_a_callback_that_raises_stops_no_other(backend: Make) -> None:
     keys, calls = named("abc"), list[ChunkKey]()
 
     def callback(key: ChunkKey) -> None:
@@ -367,7 +369,7 @@ def test_a_callback_that_raises_stops_no_other(server: IndexServer, backend: Mak
 
 
 def test_a_chunk_that_is_being_put_is_removed_after_that(
-    server: IndexServer, backend: Make, monkeypatch: pytest.MonkeyPatch
+    backend: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugin, key, go = backend(), ChunkKey("a"), held_stores(monkeypatch)
     plugin.batched_submit_put_task([key], [Memory(SHAPE, seed=1)])
@@ -386,9 +388,7 @@ def test_a_chunk_that_is_being_put_is_removed_after_that(
     assert not plugin.contains(key)
 
 
-def test_batches_of_unequal_length_hold_no_memory(
-    server: IndexServer, backend: Make, adapter: MakeAdapter
-) -> None:
+def test_batches_of_unequal_length_hold_no_memory(backend: Make, adapter: MakeAdapter) -> None:
     plugin, keys, memory = backend(), [ChunkKey("a"), ChunkKey("b")], Memory(SHAPE, seed=1)
     plugin.batched_submit_put_task(keys, [memory])
     assert eventually(lambda: not any(map(plugin.exists_in_put_tasks, keys)), LONG_S)
@@ -398,10 +398,10 @@ def test_batches_of_unequal_length_hold_no_memory(
 
 
 @pytest.mark.usefixtures("records_unpinned")
-def test_pins_of_a_lost_session_are_dropped(pool: Pool, backend: Make) -> None:
+def test_pins_of_a_lost_session_are_dropped(pool: Pool, lone_backend: Make) -> None:
     key = ChunkKey("a")
     with IndexServer(pool):
-        plugin = backend(timeout_ms=1000)
+        plugin = lone_backend(timeout_ms=1000)
         put(plugin, [key])
         assert plugin.pin(key)
     with contextlib.suppress(CacheError):

@@ -44,15 +44,13 @@ from beluga.transfer import TransferClass
 
 
 @pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch, pool_name: str) -> Iterator[Make]:
+def lone_backend(monkeypatch: pytest.MonkeyPatch, pool_name: str) -> Iterator[Make]:
     yield from made_backends(monkeypatch, pool_name)
 
 
 @pytest.mark.parametrize("layout", ["layer_first", "page_first", "page_first_direct", "page_head"])
 @pytest.mark.parametrize("mla", [False, True], ids=["mha", "mla"])
-def test_pages_are_fetched_to_other_indices(
-    server: IndexServer, backend: Make, layout: str, mla: bool
-) -> None:
+def test_pages_are_fetched_to_other_indices(backend: Make, layout: str, mla: bool) -> None:
     source, target = HostPool(layout, mla=mla), HostPool(layout, mla=mla)
     source.kv_buffer[:] = np.random.default_rng(1).integers(0, 256, source.kv_buffer.shape)
     rank = Config(is_mla_model=mla)
@@ -68,17 +66,17 @@ def test_pages_are_fetched_to_other_indices(
 
 @pytest.mark.parametrize("remote", [False, True], ids=["known", "remote"])
 def test_pages_that_only_a_lower_tier_has_are_fetched(
-    shm: Path, backend: Make, remote: bool
+    shm: Path, lone_backend: Make, remote: bool
 ) -> None:
     tier = MemoryTier(remote=remote)
     rows = np.random.default_rng(2).integers(0, 256, (3, 4096), dtype=np.uint8)
     with served(shm / "first", tier):
-        assert backend(v1=False, pool=str(shm / "first")).batch_set(
+        assert lone_backend(v1=False, pool=str(shm / "first")).batch_set(
             keys(3), [Flat(row) for row in rows]
         )
         assert eventually(lambda: len(tier.blocks) == 4)  # with the generation's record
     with served(shm / "second", tier):
-        cache = backend(v1=False, pool=str(shm / "second"))
+        cache = lone_backend(v1=False, pool=str(shm / "second"))
         assert cache.batch_exists(keys(4)) == 3
         targets = [Flat(np.zeros(4096, dtype=np.uint8)) for _ in range(3)]
         assert cache.batch_get(keys(3), targets) == targets
@@ -86,12 +84,10 @@ def test_pages_that_only_a_lower_tier_has_are_fetched(
         cache.clear()
         assert cache.batch_exists(keys(3)) == 0
     with served(shm / "third", tier):
-        assert backend(v1=False, pool=str(shm / "third")).batch_exists(keys(3)) == 0
+        assert lone_backend(v1=False, pool=str(shm / "third")).batch_exists(keys(3)) == 0
 
 
-def test_flat_pages_are_fetched_and_distinct_from_pages_in_place(
-    server: IndexServer, backend: Make
-) -> None:
+def test_flat_pages_are_fetched_and_distinct_from_pages_in_place(backend: Make) -> None:
     rows = np.random.default_rng(2).integers(0, 256, (3, 4096), dtype=np.uint8)
     cache, other = backend(v1=False), backend(v1=False)
     assert cache.batch_set(keys(3), [Flat(row) for row in rows])
@@ -106,9 +102,7 @@ def test_flat_pages_are_fetched_and_distinct_from_pages_in_place(
     assert backend(v1=True).batch_exists(keys(3)) == 0
 
 
-def test_damaged_bytes_are_a_miss_and_can_be_stored_again(
-    server: IndexServer, pool: Pool, backend: Make
-) -> None:
+def test_damaged_bytes_are_a_miss_and_can_be_stored_again(pool: Pool, backend: Make) -> None:
     rows = np.random.default_rng(3).integers(0, 256, (2, 4096), dtype=np.uint8)
     cache = backend(v1=False)
     assert cache.batch_set(keys(2), [Flat(row) for row in rows])
@@ -130,9 +124,7 @@ OTHERS: list[dict[str, Any]] = [
 ]
 
 
-def test_pages_of_another_rank_configuration_host_pool_or_version_are_misses(
-    server: IndexServer, backend: Make
-) -> None:
+def test_pages_of_another_rank_configuration_host_pool_or_version_are_misses(backend: Make) -> None:
     def hits(**given: Any) -> int:
         cache = backend(**given)
         try:
@@ -163,7 +155,7 @@ def test_the_first_rank_reports_its_loaded_tokens_to_the_server(
     assert not server.reported(0)
 
 
-def test_ranks_that_have_the_same_kv_share_it(server: IndexServer, backend: Make) -> None:
+def test_ranks_that_have_the_same_kv_share_it(backend: Make) -> None:
     source, target = HostPool(mla=True), HostPool(mla=True)
     source.kv_buffer[:] = 7
     writer = backend(source, rank=Config(is_mla_model=True))
@@ -179,8 +171,8 @@ def test_ranks_that_have_the_same_kv_share_it(server: IndexServer, backend: Make
     assert backend(rank=dataclasses.replace(split, tp_size=8)).batch_exists(keys(1)) == 0
 
 
-def test_without_a_server_everything_misses(backend: Make) -> None:
-    cache = backend(timeout_ms=200, attached=False)
+def test_without_a_server_everything_misses(lone_backend: Make) -> None:
+    cache = lone_backend(timeout_ms=200, attached=False)
     assert cache.batch_exists(keys(2)) == 0
     assert cache.batch_set_v1(keys(2), indices([0, 1])) == [False, False]
     assert cache.batch_get_v1(keys(2), indices([0, 1])) == [False, False]
@@ -188,9 +180,7 @@ def test_without_a_server_everything_misses(backend: Make) -> None:
     assert not cache.set(keys(1)[0], Flat(np.zeros(64)))
 
 
-def test_a_page_of_another_size_or_without_room_in_the_pool_is_a_miss(
-    server: IndexServer, backend: Make
-) -> None:
+def test_a_page_of_another_size_or_without_room_in_the_pool_is_a_miss(backend: Make) -> None:
     cache, (key,) = backend(v1=False), keys(1)
     assert not cache.set(key, Flat(np.zeros(200 << 20, dtype=np.uint8)))
     assert not cache.exists(key)
@@ -198,7 +188,7 @@ def test_a_page_of_another_size_or_without_room_in_the_pool_is_a_miss(
     assert cache.get(key, Flat(np.zeros(2048, dtype=np.uint8))) is None
 
 
-def test_unknown_host_pools_are_rejected(server: IndexServer, backend: Make) -> None:
+def test_unknown_host_pools_are_rejected(backend: Make) -> None:
     with pytest.raises(ConnectorError, match="layout 'page_unified'"):
         backend(HostPool("page_unified"))
     with pytest.raises(ConnectorError, match="pool mamba has no pages that beluga can copy"):
@@ -248,9 +238,7 @@ HOSTILE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("layout", ["layer_first", "page_first"])
-def test_indices_that_are_not_whole_pages_copy_nothing(
-    server: IndexServer, backend: Make, layout: str
-) -> None:
+def test_indices_that_are_not_whole_pages_copy_nothing(backend: Make, layout: str) -> None:
     host_pool = HostPool(layout)
     host_pool.kv_buffer[:] = 3
     cache = backend(host_pool)
@@ -266,7 +254,7 @@ def test_indices_that_are_not_whole_pages_copy_nothing(
     assert cache.attached  # the session still works
 
 
-def test_pages_after_a_miss_are_fetched(server: IndexServer, backend: Make) -> None:
+def test_pages_after_a_miss_are_fetched(backend: Make) -> None:
     source, target = HostPool(), HostPool()
     source.kv_buffer[:] = 5
     cache, other, flat = backend(source), backend(target), backend(v1=False)
@@ -284,7 +272,7 @@ def test_pages_after_a_miss_are_fetched(server: IndexServer, backend: Make) -> N
 
 
 def test_a_put_that_began_before_a_clear_is_never_a_hit(
-    server: IndexServer, backend: Make, monkeypatch: pytest.MonkeyPatch
+    backend: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache, other, go, begun = backend(), backend(), threading.Event(), threading.Event()
     real = HostPool.get_page_buffer_meta
@@ -305,7 +293,7 @@ def test_a_put_that_began_before_a_clear_is_never_a_hit(
 
 
 def test_a_pool_without_page_addresses_misses(
-    server: IndexServer, backend: Make, monkeypatch: pytest.MonkeyPatch
+    backend: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: Any) -> None:
         raise NotImplementedError("split buffers")
@@ -326,10 +314,10 @@ def test_sglang_is_not_imported_before_it_is_needed(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_backend_counts_its_transfers_and_failures_and_is_reattached(
-    pool: Pool, backend: Make
+    pool: Pool, lone_backend: Make
 ) -> None:
     with IndexServer(pool):
-        cache = backend(timeout_ms=1000)
+        cache = lone_backend(timeout_ms=1000)
         assert cache.failure_count == 0
         assert cache.batch_set_v1(keys(1), indices([0])) == [True]
         assert cache.batch_set_v1(keys(2), indices([0, 1])) == [True, True]  # one is present
@@ -348,9 +336,7 @@ def test_a_backend_counts_its_transfers_and_failures_and_is_reattached(
         assert eventually(lambda: cache.batch_exists(keys(2)) == 2, LONG_S)
 
 
-def test_before_sglang_registers_its_pool_everything_misses(
-    server: IndexServer, backend: Make
-) -> None:
+def test_before_sglang_registers_its_pool_everything_misses(backend: Make) -> None:
     made = backend()
     cache = type(made)(made._config)
     assert cache.attached  # otherwise the first requests of an engine would miss
@@ -363,7 +349,7 @@ def test_before_sglang_registers_its_pool_everything_misses(
     assert not cache.attached
 
 
-def test_calls_without_targets_or_sources_move_nothing(server: IndexServer, backend: Make) -> None:
+def test_calls_without_targets_or_sources_move_nothing(backend: Make) -> None:
     cache, page = backend(v1=False), Flat(np.ones(4096, dtype=np.uint8))
     assert cache.set(keys(1)[0], page)
     assert cache.batch_get(keys(2), [page]) == [None, None]
@@ -377,7 +363,7 @@ def test_calls_without_targets_or_sources_move_nothing(server: IndexServer, back
     assert cache.get_stats() is None
 
 
-def test_a_kv_pool_of_sglang_is_accepted(server: IndexServer, backend: Make) -> None:
+def test_a_kv_pool_of_sglang_is_accepted(backend: Make) -> None:
     cache, host_pool = backend(), HostPool()
     cache.register_mem_host_pool_v2(host_pool, "kv")
     assert cache.registered_pools == {"kv": host_pool}
@@ -427,9 +413,7 @@ def store_hybrid(cache: Any) -> None:
     assert stored == {"indexer": [True] * 5, "swa": [True] * 4, "mamba": [True] * 3}
 
 
-def test_a_prefix_is_restored_where_every_pool_has_its_pages(
-    server: IndexServer, backend: Make
-) -> None:
+def test_a_prefix_is_restored_where_every_pool_has_its_pages(backend: Make) -> None:
     (cache, _), (other, _) = hybrid(backend, 1), hybrid(backend)
     store_hybrid(cache)
     result = other.batch_exists_v2(keys(8), REQUESTED)
@@ -442,9 +426,7 @@ def test_a_prefix_is_restored_where_every_pool_has_its_pages(
     assert other.batch_exists_v2(keys(8)).kv_hit_pages == 6
 
 
-def test_pages_of_several_pools_are_fetched_to_other_indices(
-    server: IndexServer, backend: Make
-) -> None:
+def test_pages_of_several_pools_are_fetched_to_other_indices(backend: Make) -> None:
     (cache, source), (other, target) = hybrid(backend, 1), hybrid(backend)
     store_hybrid(cache)
     fetched = other.batch_get_v2(
@@ -468,9 +450,7 @@ def test_pages_of_several_pools_are_fetched_to_other_indices(
     assert all(not part.any() for name in target for part in target[name].page(0))
 
 
-def test_a_damaged_page_of_one_pool_is_a_miss_of_that_pool(
-    server: IndexServer, pool: Pool, backend: Make
-) -> None:
+def test_a_damaged_page_of_one_pool_is_a_miss_of_that_pool(pool: Pool, backend: Make) -> None:
     (cache, source), (other, _) = hybrid(backend, 1), hybrid(backend)
     store_hybrid(cache)
     damage(pool, source["mamba"].get_data_page(2 * PAGE).data)  # type: ignore[attr-defined]
@@ -481,9 +461,7 @@ def test_a_damaged_page_of_one_pool_is_a_miss_of_that_pool(
     assert other.batch_exists_v2(keys(8), REQUESTED).restorable_prefix_pages == [3]
 
 
-def test_states_belong_to_a_rank_where_the_kv_is_the_same_on_all(
-    server: IndexServer, backend: Make
-) -> None:
+def test_states_belong_to_a_rank_where_the_kv_is_the_same_on_all(backend: Make) -> None:
     cache, _ = hybrid(backend, 1, rank=Config(is_mla_model=True))
     other, _ = hybrid(backend, rank=Config(is_mla_model=True, tp_rank=1))
     store_hybrid(cache)
@@ -491,7 +469,7 @@ def test_states_belong_to_a_rank_where_the_kv_is_the_same_on_all(
     assert other.batch_exists_v2(keys(8), REQUESTED[2:3]).kv_hit_pages == 0
 
 
-def test_pages_of_another_page_size_are_misses(server: IndexServer, backend: Make) -> None:
+def test_pages_of_another_page_size_are_misses(backend: Make) -> None:
     cache, _ = hybrid(backend, 1)
     store_hybrid(cache)
     other, wide = backend(), CopiedPool(dtype="float32")
@@ -501,15 +479,15 @@ def test_pages_of_another_page_size_are_misses(server: IndexServer, backend: Mak
 
 @pytest.mark.parametrize("remote", [False, True], ids=["known", "remote"])
 def test_pages_of_several_pools_are_fetched_from_a_lower_tier(
-    shm: Path, backend: Make, remote: bool
+    shm: Path, lone_backend: Make, remote: bool
 ) -> None:
     tier = MemoryTier(remote=remote)
     with served(shm / "first", tier):
-        cache, source = hybrid(backend, 1, pool=str(shm / "first"))
+        cache, source = hybrid(lone_backend, 1, pool=str(shm / "first"))
         store_hybrid(cache)
         assert eventually(lambda: len(tier.blocks) == 6 + 5 + 4 + 3 + 1)  # the generation's record
     with served(shm / "second", tier):
-        other, target = hybrid(backend, pool=str(shm / "second"))
+        other, target = hybrid(lone_backend, pool=str(shm / "second"))
         requested = REQUESTED[1:3]
         result = other.batch_exists_v2(keys(8)[:6], requested)
         assert result.kv_hit_pages == 6
@@ -519,8 +497,8 @@ def test_pages_of_several_pools_are_fetched_from_a_lower_tier(
             assert all(map(np.array_equal, source[name].page(5), target[name].page(5)))
 
 
-def test_pools_without_a_server_miss(backend: Make) -> None:
-    cache, _ = hybrid(backend, 1, attached=False)
+def test_pools_without_a_server_miss(lone_backend: Make) -> None:
+    cache, _ = hybrid(lone_backend, 1, attached=False)
     assert cache.batch_exists_v2(keys(4), REQUESTED).restorable_prefix_pages == []
     for call in (cache.batch_get_v2, cache.batch_set_v2):
         assert call([moved("swa", [0], [0]), moved("mamba", [0], [0])]) == {
@@ -529,9 +507,7 @@ def test_pools_without_a_server_miss(backend: Make) -> None:
         }
 
 
-def test_a_kv_pool_without_bytes_has_the_pages_of_the_others(
-    server: IndexServer, backend: Make
-) -> None:
+def test_a_kv_pool_without_bytes_has_the_pages_of_the_others(backend: Make) -> None:
     logical = HostPool()
     logical.kv_buffer, logical.size_per_token = None, 0  # type: ignore[assignment, attr-defined]
     cache = backend(logical)
@@ -596,9 +572,7 @@ def numbered(numbers: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("way", RECORDED)
-def test_the_recorded_calls_have_the_recorded_results(
-    server: IndexServer, backend: Make, way: str
-) -> None:
+def test_the_recorded_calls_have_the_recorded_results(backend: Make, way: str) -> None:
     host_pool = HostPool()
     player = Player(backend(host_pool, v1=way == "in place"), host_pool)
     for name, *arguments, result in RECORDED[way]:
@@ -606,9 +580,9 @@ def test_the_recorded_calls_have_the_recorded_results(
 
 
 @pytest.mark.parametrize("way", RECORDED)
-def test_the_recorded_calls_miss_without_a_pool_and_end(backend: Make, way: str) -> None:
+def test_the_recorded_calls_miss_without_a_pool_and_end(lone_backend: Make, way: str) -> None:
     host_pool = HostPool()
-    player = Player(backend(host_pool, v1=way == "in place", attached=False), host_pool)
+    player = Player(lone_backend(host_pool, v1=way == "in place", attached=False), host_pool)
     for name, *arguments, _ in RECORDED[way]:
         if name != "clear":
             cached = getattr(player, name)(*arguments)

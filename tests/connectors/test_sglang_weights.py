@@ -29,7 +29,7 @@ from beluga.errors import ConnectorError
 
 
 @pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch, pool_name: str) -> Iterator[Make]:
+def lone_backend(monkeypatch: pytest.MonkeyPatch, pool_name: str) -> Iterator[Make]:
     yield from made_backends(monkeypatch, pool_name)
 
 
@@ -75,9 +75,7 @@ def found_by(backend: Make, **settings: Any) -> int:
         cache.close()
 
 
-def test_a_clear_ends_the_pages_of_one_model_and_rank_which_can_be_put_again(
-    server: IndexServer, backend: Make
-) -> None:
+def test_a_clear_ends_the_pages_of_one_model_and_rank_which_can_be_put_again(backend: Make) -> None:
     cache, other = backend(), backend()
     unrelated = [backend(rank=Config(tp_rank=1)), backend(rank=Config(model_name="other"))]
     for each in (cache, *unrelated):
@@ -90,7 +88,7 @@ def test_a_clear_ends_the_pages_of_one_model_and_rank_which_can_be_put_again(
     assert finds(cache) == 1
 
 
-def test_ranks_that_share_their_pages_may_all_clear(server: IndexServer, backend: Make) -> None:
+def test_ranks_that_share_their_pages_may_all_clear(backend: Make) -> None:
     ranks = [
         backend(HostPool(mla=True), rank=Config(is_mla_model=True, tp_rank=rank)) for rank in (0, 1)
     ]
@@ -101,9 +99,9 @@ def test_ranks_that_share_their_pages_may_all_clear(server: IndexServer, backend
     assert [finds(rank) for rank in ranks] == [2, 2]
 
 
-def test_a_clear_without_a_server_is_executed_later(pool: Pool, backend: Make) -> None:
+def test_a_clear_without_a_server_is_executed_later(pool: Pool, lone_backend: Make) -> None:
     with IndexServer(pool):
-        cache, other = backend(timeout_ms=1000), backend(timeout_ms=1000)
+        cache, other = lone_backend(timeout_ms=1000), lone_backend(timeout_ms=1000)
         assert put(cache) == [True, True]
     assert finds(cache) == 0
     with pytest.raises(ConnectorError, match="not cleared"):
@@ -116,7 +114,7 @@ def test_a_clear_without_a_server_is_executed_later(pool: Pool, backend: Make) -
 
 
 def test_weights_of_another_version_have_another_identity(
-    server: IndexServer, backend: Make, settings_in_context: dict[str, Any]
+    backend: Make, settings_in_context: dict[str, Any]
 ) -> None:
     cache = backend()
     assert put(cache) == [True, True]
@@ -129,7 +127,7 @@ def test_weights_of_another_version_have_another_identity(
 
 
 def test_a_named_update_starts_empty_and_engines_with_its_name_share(
-    server: IndexServer, backend: Make, updater: Any
+    backend: Make, updater: Any
 ) -> None:
     cache = backend()
     assert put(cache) == [True, True]
@@ -140,7 +138,7 @@ def test_a_named_update_starts_empty_and_engines_with_its_name_share(
 
 
 def test_a_reused_version_has_another_identity_after_an_update(
-    server: IndexServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
+    backend: Make, updater: Any, settings_in_context: dict[str, Any]
 ) -> None:
     cache = backend()
     assert put(cache) == [True, True]
@@ -164,11 +162,7 @@ def test_a_reused_version_has_another_identity_after_an_update(
     ids=["unnamed", "not flushed", "not idle", "without the draft model", "by others' hands"],
 )
 def test_after_an_update_with_unknown_outcome_the_pool_is_unused_until_the_next(
-    server: IndexServer,
-    backend: Make,
-    updater: Any,
-    caplog: pytest.LogCaptureFixture,
-    change: Callable[[Any], None],
+    backend: Make, updater: Any, caplog: pytest.LogCaptureFixture, change: Callable[[Any], None]
 ) -> None:
     cache, _ = backend(), backend()
     assert put(cache) == [True, True]
@@ -189,7 +183,7 @@ def update_request(version: str | None = "step-1", **fields: Any) -> Any:
 @pytest.mark.parametrize("fault", [RuntimeError("half of them are written"), False])
 @pytest.mark.parametrize("how", ["disk", "distributed", "tensor", "ipc"])
 def test_after_a_failed_update_the_pool_is_unused_until_one_succeeds(
-    server: IndexServer, backend: Make, updater: Any, how: str, fault: Any
+    backend: Make, updater: Any, how: str, fault: Any
 ) -> None:
     """The weights may be a mix of old and new."""
     cache = backend()
@@ -208,7 +202,7 @@ def test_after_a_failed_update_the_pool_is_unused_until_one_succeeds(
 
 
 def test_while_a_session_of_updates_is_open_the_pool_is_not_used(
-    server: IndexServer, backend: Make, updater: Any
+    backend: Make, updater: Any
 ) -> None:
     """Each update of a session has its version and its flush, before the last one is written."""
     cache = backend()
@@ -227,11 +221,7 @@ def test_while_a_session_of_updates_is_open_the_pool_is_not_used(
 
 @pytest.mark.parametrize("settings", [{}, {"identity": "training 7"}], ids=str)
 def test_an_updated_version_names_weights_only_within_one_run_or_one_training(
-    server: IndexServer,
-    backend: Make,
-    updater: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    settings: dict[str, str],
+    backend: Make, updater: Any, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]
 ) -> None:
     """Two trainings of one model may give version 1 to different weights."""
     monkeypatch.setenv("SGLANG_RUN_ID", "a")
@@ -246,7 +236,7 @@ def test_an_updated_version_names_weights_only_within_one_run_or_one_training(
 
 @pytest.mark.parametrize("tags", [None, [], ["weights"], ["kv_cache", "weights"]])
 def test_released_weights_are_unknown_until_an_update_writes_them(
-    server: IndexServer, backend: Make, updater: Any, settings_in_context: dict[str, Any], tags: Any
+    backend: Make, updater: Any, settings_in_context: dict[str, Any], tags: Any
 ) -> None:
     cache = backend()
     assert put(cache) == [True, True]
@@ -263,7 +253,7 @@ def test_released_weights_are_unknown_until_an_update_writes_them(
 
 
 def test_weights_can_be_named_after_an_update(
-    server: IndexServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
+    backend: Make, updater: Any, settings_in_context: dict[str, Any]
 ) -> None:
     cache = backend()
     updater.update()
@@ -276,7 +266,7 @@ def test_weights_can_be_named_after_an_update(
 
 
 def test_pages_computed_before_a_named_update_are_stored_under_the_old_name(
-    server: IndexServer, backend: Make, updater: Any, settings_in_context: dict[str, Any]
+    backend: Make, updater: Any, settings_in_context: dict[str, Any]
 ) -> None:
     """Between the new name and the flush, SGLang's threads store what the old weights have
     computed.
@@ -311,7 +301,7 @@ ALIKE: list[dict[str, Any]] = [
 
 
 def test_engines_share_pages_unless_their_settings_or_weights_may_differ(
-    server: IndexServer, backend: Make, settings_in_context: dict[str, Any], tmp_path: Path
+    backend: Make, settings_in_context: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"w")
     (tmp_path / "config.json").write_text('{"rope_scaling": {"rope_type": "yarn"}}')
@@ -331,11 +321,7 @@ def test_engines_share_pages_unless_their_settings_or_weights_may_differ(
 
 @pytest.mark.parametrize("kind", ["scales", "adapter", "dummy weights"])
 def test_files_and_seeds_that_settings_name_are_part_of_the_identity(
-    server: IndexServer,
-    backend: Make,
-    settings_in_context: dict[str, Any],
-    tmp_path: Path,
-    kind: str,
+    backend: Make, settings_in_context: dict[str, Any], tmp_path: Path, kind: str
 ) -> None:
     file = tmp_path / "adapter.safetensors"
     file.write_bytes(b"one")
@@ -357,7 +343,7 @@ def test_files_and_seeds_that_settings_name_are_part_of_the_identity(
     "name", ["SGLANG_USE_HND_KVCACHE", "SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGL_USE_FP8_GEMM"]
 )
 def test_environment_variables_that_select_kernels_are_part_of_the_identity(
-    server: IndexServer, backend: Make, monkeypatch: pytest.MonkeyPatch, name: str
+    backend: Make, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     assert put(backend()) == [True, True]
     for other in ("SGLANG_LOG_GC", "SGLANG_PORT", "OTHER_FP8"):
@@ -383,10 +369,7 @@ def test_environment_variables_that_select_kernels_are_part_of_the_identity(
     ids=lambda difference: next(iter(difference)),
 )
 def test_unidentified_weights_are_rejected_without_an_operators_identity(
-    server: IndexServer,
-    backend: Make,
-    settings_in_context: dict[str, Any],
-    difference: dict[str, Any],
+    backend: Make, settings_in_context: dict[str, Any], difference: dict[str, Any]
 ) -> None:
     settings_in_context.update(difference)
     with pytest.raises(ConnectorError, match="setting identity"):
@@ -396,11 +379,11 @@ def test_unidentified_weights_are_rejected_without_an_operators_identity(
     assert found_by(backend, identity="release 8") == 0
 
 
-def test_releases_that_mix_adapters_are_refused(backend: Make) -> None:
+def test_releases_that_mix_adapters_are_refused(lone_backend: Make) -> None:
     refusal = pytest.raises(ConnectorError, match=r"sglang#38577.*needs SGLang 0\.5\.20 or later")
     sys.modules["sglang.version"].__version__ = "0.5.19"  # type: ignore[attr-defined]
     with refusal:
-        backend()
+        lone_backend()
     for old in "0.5.9", "0.4.10.post2", "0.5.20rc1", "0.5.20.dev7+gabc", "0.0.0.dev0", "?":
         with refusal:
             weights.check_release(old)
@@ -409,8 +392,8 @@ def test_releases_that_mix_adapters_are_refused(backend: Make) -> None:
 
 
 def test_a_scheduler_whose_updates_cannot_be_observed_is_rejected(
-    backend: Make, monkeypatch: pytest.MonkeyPatch
+    lone_backend: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, weights._SCHEDULER, types.ModuleType("scheduler"))
     with pytest.raises(ConnectorError, match="SGLang changes its weights in an unknown way"):
-        backend()
+        lone_backend()
