@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 Fields: TypeAlias = "dict[str, str | int | bytes]"
 
 # What differs between engines with equal bytes: fields by their class, and environment variables,
-# as patterns of fnmatch. A name is here only if equal engines usually differ in it, or
-# if it has no canonical form. Rounding does not count: an engine rounds one block differently from
-# step to step, and its own prefix cache shares such blocks.
+# as patterns of fnmatch. A name is here only if equal engines usually differ in it, or if it has no
+# canonical form. Rounding does not count: an engine rounds one block differently from step to step,
+# and its own prefix cache shares such blocks.
 IGNORED = {
-    "*": "port *_port host *_addr *_ip kv_events_config node_rank nnodes download_dir revision"
-    " served_model_name",
+    "*": "port *_port host *_addr *_ip *_endpoint kv_events_config node_rank nnodes download_dir"
+    " revision served_model_name",
     # two are objects of this process: compiled operations, and what hf_config gave
     "VllmConfig": "instance_id kv_transfer_config ec_transfer_config compilation_config"
     " quant_config logging_config",
@@ -67,10 +67,10 @@ IGNORED = {
     " tp_size pp_size base_gpu_id disaggregation_* hicache_* load_balance_method"
     " log_* *api_key forward_pass_metrics_*"
     " mem_fraction_static max_total_tokens max_running_requests max_prefill_tokens"
-    " chunked_prefill_size pp_max_micro_batch_size *cuda_graph* disable_radix_cache",
+    " chunked_prefill_size pp_max_micro_batch_size watermark_* *cuda_graph* disable_radix_cache",
     "LMCacheMetadata": "*worker_id role engine_id kv_connector_extra_config"
     " kv_layer_groups_manager",
-    "environment": "*_PORT *_IP *_HOST *_LOG_* *_LOGGING_* *_KEY *_RUN_ID LOCAL_RANK"
+    "environment": "*_PORT *_IP *_HOST *_LOG_* *_LOGGING_* *_KEY *_RUN_ID *_ROOT LOCAL_RANK"
     " CUDA_VISIBLE_DEVICES VLLM_DP_* VLLM_RAY_* VLLM_DIST_IDENT VLLM_WORKER_MULTIPROC_METHOD"
     " VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME VLLM_CPU_OMP_THREADS_BIND VLLM_CPU_KVCACHE_SPACE",
 }
