@@ -15,7 +15,6 @@ from beluga.kvbm.pool import (
     Key,
     MutableBlock,
     RegisteredBlock,
-    WeakBlock,
 )
 
 __all__ = [
@@ -30,5 +29,4 @@ __all__ = [
     "RegisteredBlock",
     "SharedTier",
     "Targets",
-    "WeakBlock",
 ]

@@ -9,8 +9,8 @@
         ...                                                     # fill, commit, register
         manager.release("request-1")                            # the blocks move to the pool
 
-*Offload* is best effort: the queue holds weak references. A block that is evicted meanwhile, or
-does not fit below, is dropped and counted. *Onboard* has a waiting caller. It holds no block while
+*Offload* is best effort: the queue holds keys. A block that is evicted meanwhile, or does not fit
+below, is dropped and counted. *Onboard* has a waiting caller. It holds no block while
 it waits for room, so no two of them can deadlock. Once there is room, it holds all its blocks, and
 its future resolves with them or a TierError. Onboards have priority over prefetches, and both over
 offloads, which have their own thread.
@@ -25,7 +25,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -33,11 +33,9 @@ from beluga._shared import when_forked
 from beluga.choices import ENGINE_OFFLOADS
 from beluga.errors import TierError, UnsettledError
 from beluga.index import BlockState
-from beluga.kvbm.metrics import MoveMetrics
-from beluga.kvbm.pool import WAIT_S, BlockPool, Key, MutableBlock, RegisteredBlock, WeakBlock
+from beluga.kvbm.pool import WAIT_S, BlockPool, Key, MutableBlock, RegisteredBlock
 from beluga.kvcache import GetResult, PutResult, Run
 from beluga.limit import LogLimit, and_more, kind_of
-from beluga.metrics import Registry
 from beluga.threads import Thread
 from beluga.transfer import BlockLayout, TransferClass
 
@@ -110,37 +108,16 @@ class CacheTier:
 
 @dataclass(slots=True, eq=False)
 class _OnboardCall:
-    """One call of ``onboard``. Once there is room, ``present`` has the device's block for each key,
-    or None, and ``room`` has a block for each None. ``until`` is the deadline for room
+    """One call of ``onboard``. Room is reserved for the call and not for its ``request``, whose
+    release must not free the target of a copy. ``until_s`` is the deadline for room
     (time.monotonic()).
     """
 
     keys: Sequence[Key]
     request: Hashable | None
-    until: float
-    present: list[RegisteredBlock | None] = field(default_factory=list)
-    room: list[MutableBlock] = field(default_factory=list)
+    until_s: float
     future: Future[list[RegisteredBlock]] = field(default_factory=Future)
-    reservation: Future[list[MutableBlock]] | None = None
     is_released: bool = False
-    _begun: bool = False
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def begin(self) -> bool:
-        """Return True once, if the future was not cancelled; the caller then resolves it."""
-        with self._lock:
-            first, self._begun = not self._begun, True
-        return first and self.future.set_running_or_notify_cancel()
-
-    def fail(self, error: TierError) -> None:
-        if self.begin():
-            self.future.set_exception(error)
-
-    def let_go(self) -> list[MutableBlock | RegisteredBlock]:
-        """Drop all handles, and return them for their release."""
-        held: list[MutableBlock | RegisteredBlock] = [*self.room, *_held(self.present)]
-        self.room, self.present = [], []
-        return held
 
 
 class BlockManager:
@@ -151,30 +128,23 @@ class BlockManager:
     """
 
     def __init__(
-        self,
-        device: BlockPool,
-        below: SharedTier,
-        *,
-        offload: str = "wait",
-        threads: bool = True,
-        registry: Registry | None = None,
+        self, device: BlockPool, below: SharedTier, *, offload: str = "wait", threads: bool = True
     ) -> None:
         if offload not in OFFLOAD_POLICIES:
             raise TierError(
                 f"there is no offload policy {offload!r}; give one of {', '.join(OFFLOAD_POLICIES)}"
             )
-        self._device, self._below = device, below
+        self._device, self._below, self._metrics = device, below, device.metrics
         self._waits, self._on_watermark = offload == "wait", offload == "watermark"
-        self._metrics = MoveMetrics(device.name, registry)
+        # The pool's lock may be taken under this one, never the other way round.
         self._changed = threading.Condition()
-        self._pending: dict[Hashable, set[_OnboardCall]] = {}
-        # Queues. An offload that was evicted is dropped, and dead ones are swept out, so at most
-        # twice as many wait as the device has; at most as many prefetches as the device has.
-        self._onboards: deque[_OnboardCall] = deque()  # those that have room
+        self._pending: set[_OnboardCall] = set()
+        # Queues. At most twice as many offloads wait as the device has blocks, because those of
+        # evicted blocks are swept out; and at most as many prefetches.
+        self._onboards: deque[tuple[_OnboardCall, list[MutableBlock]]] = deque()  # with their room
         self._prefetches: deque[_Chain] = deque()
-        self._offloads: dict[Key, WeakBlock] = {}  # oldest first
+        self._offloads: dict[Key, None] = {}  # oldest first
         self._failures: dict[Key, int] = {}
-        self._unsettled: list[object] = []  # keeps blocks alive that a copy may still write to
         self._busy = 0
         self._limit = LogLimit()
         self._closed = False
@@ -200,17 +170,17 @@ class BlockManager:
         room within ``timeout_s`` (default: that of :meth:`BlockPool.reserve`), a copy fails, or the
         request is released. It can be cancelled until the copy starts.
         """
-        until = time.monotonic() + (WAIT_S if timeout_s is None else timeout_s)
-        call = _OnboardCall(keys, request, until)
+        until_s = time.monotonic() + (WAIT_S if timeout_s is None else timeout_s)
+        call = _OnboardCall(keys, request, until_s)
         with self._changed:
             closed = self._closed
             if not closed:
-                self._pending.setdefault(request, set()).add(call)
+                self._pending.add(call)
         call.future.add_done_callback(functools.partial(self._ended, call))
         if closed:
-            call.fail(TierError("the block manager is closed"))
+            self._fail(call, TierError("the block manager is closed"))
         else:
-            self._prepare(call, [])
+            self._advance(call, [])
         return call.future
 
     def prefetch(self, keys: Sequence[Key]) -> None:
@@ -234,10 +204,10 @@ class BlockManager:
     def release(self, request: Hashable) -> None:
         """Release all blocks of a request, and cancel its onboards."""
         with self._changed:
-            pending = self._pending.pop(request, set())
-            for call in pending:
+            calls = [call for call in self._pending if call.request == request]
+            for call in calls:
                 call.is_released = True
-        for call in pending:
+        for call in calls:
             call.future.cancel()  # a future whose copy has started fails when the copy ends
         self._device.release(request)
 
@@ -275,11 +245,14 @@ class BlockManager:
         self._device.keep_unsaved(False)
         with self._changed:
             self._offloads.clear()
-            self._onboards.clear()
             self._prefetches.clear()
-            waiting = [call for pending in self._pending.values() for call in pending]
+            ready = [call for call, _ in self._onboards]
+            self._onboards.clear()
+            waiting = [call for call in self._pending if not call.future.running()]
+        for call in ready:
+            self._fail(call, TierError("the block manager was closed"))
         for call in waiting:
-            call.fail(TierError("the block manager was closed"))
+            self._device.end(call)  # fails its reservation
 
     def __enter__(self) -> Self:
         return self
@@ -287,101 +260,100 @@ class BlockManager:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # Onboard and prefetch.
+    # Onboard and prefetch. An onboard that waits belongs to its reservation, one that has room to
+    # its queue, and then to the step that takes it: each has one owner, which resolves its future.
 
-    def _prepare(self, call: _OnboardCall, room: list[MutableBlock]) -> None:
-        """Start an onboard if ``room`` is enough for the blocks that the device lacks. Otherwise
+    def _advance(self, call: _OnboardCall, room: list[MutableBlock]) -> None:
+        """Resolve an onboard if ``room`` is enough for the blocks that the device lacks. Otherwise
         release everything, because another onboard may wait for it, and reserve enough.
         """
-        present = [self._device.find(key) for key in call.keys]
-        missing, had_room = present.count(None), bool(room)
-        with self._changed:
-            starts = missing <= len(room) and not call.future.done()
-            if starts:
-                call.present, call.room = present, room[:missing]
-                if had_room:
-                    self._onboards.append(call)
-                    self._changed.notify_all()
-        if starts:
-            self._device.drop_all(room[missing:])
-            if not had_room and call.begin():  # the device has all blocks
-                self._resolve(call)
+        blocks = [self._device.find(key) for key in call.keys]
+        missing = [index for index, block in enumerate(blocks) if block is None]
+        if len(missing) <= len(room):
+            self._resolve(call, missing, _present(blocks), room)
             return
-        self._device.drop_all([*room, *_held(present)])
-        if call.future.done():
-            return
+        self._device.drop_all([*room, *_present(blocks)])
         # If blocks of the device were evicted meanwhile: enough, whatever else is evicted.
-        count = len(call.keys) if had_room else missing
-        remaining_s = max(call.until - time.monotonic(), 0.0)
+        count = len(call.keys) if room else len(missing)
+        remaining_s = max(call.until_s - time.monotonic(), 0.0)
         try:
             reservation = self._device.reserve(call, count, timeout_s=remaining_s)
         except TierError as error:
-            call.fail(error)
+            self._fail(call, error)
             return
-        call.reservation = reservation
         reservation.add_done_callback(functools.partial(self._reserved, call))
-        if call.future.cancelled():  # was cancelled after the check
-            reservation.cancel()
+        if call.future.cancelled() or self._closed:
+            self._device.end(call)
 
     def _reserved(self, call: _OnboardCall, reservation: Future[list[MutableBlock]]) -> None:
-        try:
-            room = reservation.result()
-        except CancelledError:
-            return
-        except TierError as error:
-            call.fail(error)
-            return
-        self._prepare(call, room)
-
-    def _ended(self, call: _OnboardCall, _: Future[list[RegisteredBlock]]) -> None:
-        """Release everything, however the onboard ended."""
-        call.begin()
+        error = reservation.exception()
         with self._changed:
-            pending = self._pending.get(call.request)
-            if pending is not None:
-                pending.discard(call)
-                if not pending:
-                    del self._pending[call.request]
-            held = call.let_go()
-        if call.reservation is not None:
-            call.reservation.cancel()
-        self._device.drop_all(held)
+            if error is None and not self._closed:
+                self._onboards.append((call, reservation.result()))
+                self._changed.notify_all()
+                return
+        closed = TierError("the block manager was closed")
+        self._fail(call, closed if self._closed or error is None else error)
+
+    def _fail(self, call: _OnboardCall, error: BaseException) -> None:
+        self._device.end(call)
+        if call.future.set_running_or_notify_cancel():
+            call.future.set_exception(error)
+
+    def _ended(self, call: _OnboardCall, future: Future[list[RegisteredBlock]]) -> None:
+        with self._changed:
+            self._pending.discard(call)
+        if future.cancelled():
+            self._device.end(call)
 
     def _step_up(self) -> bool:
-        call, chain = None, None
+        onboard, chain = None, None
         with self._changed:
-            while self._onboards and call is None:
-                call = self._onboards.popleft()
-                call = None if call.future.cancelled() else call
-            if call is None and self._prefetches:
+            if self._onboards:
+                onboard = self._onboards.popleft()
+            elif self._prefetches:
                 chain = self._prefetches.popleft()
-        if call is not None and call.begin():
-            self._resolve(call)
+        if onboard is not None:
+            self._advance(*onboard)
         elif chain is not None:
             self._prefetch(chain)
-        return call is not None or chain is not None
+        return onboard is not None or chain is not None
 
-    def _resolve(self, call: _OnboardCall) -> None:
-        """Copy the missing blocks of an onboard that has begun, and resolve its future."""
+    def _resolve(
+        self,
+        call: _OnboardCall,
+        missing: list[int],
+        present: list[RegisteredBlock],
+        room: list[MutableBlock],
+    ) -> None:
+        """Copy the missing blocks of an onboard, and resolve its future."""
+        is_wanted = call.future.set_running_or_notify_cancel()
+        error: TierError | None = None
+        blocks: list[RegisteredBlock] = []
         try:
-            blocks = self._onboard(call)
-        except UnsettledError as error:
-            call.let_go()  # the manager retains what may still be written to
-            call.future.set_exception(TierError(f"the end of an onboard is unknown: {error}"))
-        except TierError as error:
+            if is_wanted:
+                blocks = self._onboard(call, missing, room)
+        except UnsettledError as unsettled:
+            error = TierError(f"the end of an onboard is unknown: {unsettled}")
+            room = room[len(missing) :]  # the copy may still write to the others: they stay taken
+        except TierError as failure:
+            error = failure
+        except Exception as failure:
+            error = TierError(f"an onboard failed: {failure!r}")
+        self._device.drop_all([*room, *present])
+        if error is not None:
             call.future.set_exception(error)
-        except Exception as error:
-            call.future.set_exception(TierError(f"an onboard failed: {error!r}"))
-        else:
+        elif is_wanted:
             call.future.set_result(blocks)
 
-    def _onboard(self, call: _OnboardCall) -> list[RegisteredBlock]:
-        missing = [index for index, block in enumerate(call.present) if block is None]
-        parents = (None, *call.keys)
-        chain: _Chain = [(call.keys[index], parents[index]) for index in missing]
-        onboarded = self._load(TransferClass.ONBOARD, chain, call.room)
-        end = missing[len(onboarded)] if len(onboarded) < len(missing) else len(call.keys)
-        blocks = _held([self._device.find(key, call.request) for key in call.keys[:end]])
+    def _onboard(
+        self, call: _OnboardCall, missing: list[int], room: list[MutableBlock]
+    ) -> list[RegisteredBlock]:
+        keys, parents = call.keys, (None, *call.keys)
+        chain: _Chain = [(keys[index], parents[index]) for index in missing]
+        onboarded = self._load(TransferClass.ONBOARD, chain, room)
+        end = missing[len(onboarded)] if len(onboarded) < len(missing) else len(keys)
+        blocks = _present(self._device.find(key, call.request) for key in keys[:end])
         self._device.drop_all(onboarded)
         if call.is_released:
             self._device.drop_all(blocks)
@@ -402,8 +374,7 @@ class BlockManager:
         except Exception as error:
             self._warn("a prefetch to", error)
             self._metrics.drop(len(chain), TransferClass.PREFETCH, "failed")
-            # Otherwise the manager retains what may still be written to
-            if not isinstance(error, UnsettledError):
+            if not isinstance(error, UnsettledError):  # as in _resolve
                 self._device.drop_all(room)
             return
         self._metrics.drop(len(chain) - len(onboarded), TransferClass.PREFETCH, "gone")
@@ -431,11 +402,8 @@ class BlockManager:
         """
         if not chain:
             return []
-        try:
-            count = self._below.load([key for key, _ in chain], [block.index for block in room])
-        except UnsettledError:
-            self._unsettled.append(room)
-            raise
+        indices = [block.index for block in room[: len(chain)]]
+        count = self._below.load([key for key, _ in chain], indices)
         for block, (key, parent) in zip(room, chain[:count], strict=False):
             block.fill(self._device.block_size)
             block.commit(key, parent=parent)
@@ -444,82 +412,75 @@ class BlockManager:
 
     # Offload.
 
-    def _registered(self, blocks: list[RegisteredBlock]) -> None:
+    def _registered(self, keys: list[Key]) -> None:
         if not self._on_watermark:
-            self._offer([block.weak() for block in blocks])
+            self._offer(keys)
         elif self._device.offload_due:
-            self._offer(self._device.coldest(max(BATCH, len(blocks))))
+            self._offer(self._device.coldest(max(BATCH, len(keys))))
 
-    def _offer(self, blocks: Iterable[WeakBlock]) -> None:
+    def _offer(self, keys: Iterable[Key]) -> None:
         """Queue blocks. A key that waits keeps its position."""
-        queued: dict[Key, WeakBlock] = {}
+        evicted: list[Key] = []
         with self._changed:
-            self._offloads.update((block.key, block) for block in blocks)
+            self._offloads.update(dict.fromkeys(keys))
             if len(self._offloads) > 2 * self._device.total_blocks:
-                queued = self._offloads.copy()
-            self._changed.notify_all()
-        if not queued:
-            return
-        dropped = 0
-        is_alive = self._device.contains(queued)
-        with self._changed:
-            for (key, block), alive in zip(queued.items(), is_alive, strict=True):
-                # A block that was stored again meanwhile is another object
-                if not alive and self._offloads.get(key) is block:
+                present = self._device.contains(self._offloads)
+                queued = zip(self._offloads, present, strict=True)
+                evicted = [key for key, is_present in queued if not is_present]
+                for key in evicted:
                     del self._offloads[key]
-                    dropped += 1
-        self._metrics.drop(dropped, TransferClass.OFFLOAD, "gone")
+            self._changed.notify_all()
+        self._metrics.drop(len(evicted), TransferClass.OFFLOAD, "gone")
 
     def _step_down(self) -> bool:
         """Offload a batch. Returns False if there is none, or if all of it waits for a retry."""
         with self._changed:
             keys = list(itertools.islice(self._offloads, BATCH))
-            blocks = [self._offloads.pop(key) for key in keys]
-        if not blocks:
+            for key in keys:
+                del self._offloads[key]
+        if not keys:
             return False
         try:
-            unsaved = self._offload(blocks)
+            unsaved = self._offload(keys)
         except Exception as error:
             self._warn("an offload of", error)
-            self._metrics.drop(len(blocks), TransferClass.OFFLOAD, "failed")
+            self._metrics.drop(len(keys), TransferClass.OFFLOAD, "failed")
             unsaved = set(keys)
         if not self._waits:
             return True
         again = []
-        for block in blocks:
-            failures = self._failures.pop(block.key, 0) + 1
-            if block.key not in unsaved:
+        for key in keys:
+            failures = self._failures.pop(key, 0) + 1
+            if key not in unsaved:
                 continue
             if failures < _ATTEMPTS_MAX:
-                self._failures[block.key] = failures
-                again.append(block)
+                self._failures[key] = failures
+                again.append(key)
             else:
-                self._device.mark_saved([block.key])
+                self._device.mark_saved([key])
                 self._metrics.drop(1, TransferClass.OFFLOAD, "given_up")
         self._offer(again)
-        return len(again) < len(blocks)
+        return len(again) < len(keys)
 
-    def _offload(self, blocks: Sequence[WeakBlock]) -> set[Key]:
+    def _offload(self, keys: Sequence[Key]) -> set[Key]:
         """Save blocks in the lower tier. Returns the keys of those that it refused."""
-        alive = _held([block.upgrade(is_use=False) for block in blocks])
-        self._metrics.drop(len(blocks) - len(alive), TransferClass.OFFLOAD, "gone")
-        if not alive:
+        blocks = _present(self._device.find(key, is_use=False) for key in keys)
+        self._metrics.drop(len(keys) - len(blocks), TransferClass.OFFLOAD, "gone")
+        if not blocks:
             return set()
-        keys = [block.key for block in alive]
+        keys = [block.key for block in blocks]
         try:
-            states = self._below.save(keys, [block.index for block in alive])
-        except UnsettledError:
-            self._unsettled.append(alive)
-            raise
-        except BaseException:
-            self._device.drop_all(alive)
+            states = self._below.save(keys, [block.index for block in blocks])
+        except BaseException as error:
+            if not isinstance(error, UnsettledError):  # the copy may still read
+                self._device.drop_all(blocks)
             raise
         refused = {
             key for key, state in zip(keys, states, strict=True) if state == BlockState.REFUSED
         }
-        saved, moved = len(alive) - len(refused), states.count(BlockState.GRANTED)
+        saved, moved = len(keys) - len(refused), states.count(BlockState.GRANTED)
         self._device.mark_saved(key for key in keys if key not in refused)
-        self._device.drop_all(alive)
+        self._device.drop_all(blocks)
         self._metrics.move(moved, TransferClass.OFFLOAD)
         self._metrics.drop(saved - moved, TransferClass.OFFLOAD, "present")
         self._metrics.drop(len(refused), TransferClass.OFFLOAD, "refused")
@@ -565,8 +526,7 @@ class BlockManager:
                     self._changed.wait(_RETRY_S)
 
 
-def _held(blocks: Iterable[RegisteredBlock | None]) -> list[RegisteredBlock]:
-    """Return the blocks that are not None."""
+def _present(blocks: Iterable[RegisteredBlock | None]) -> list[RegisteredBlock]:
     return [block for block in blocks if block is not None]
 
 

@@ -92,32 +92,30 @@ def _name_and_help(name: str) -> tuple[str, str]:
     return f"beluga_kvbm_{name}", METRICS[name][1]
 
 
-class PoolMetrics:
-    """The metrics of one pool. The gauges hold a weak reference to it."""
+class Metrics:
+    """The metrics of one pool and its manager. The gauges hold a weak reference to the pool."""
 
     def __init__(self, pool: BlockPool, registry: Registry | None = None) -> None:
-        registry = registry or REGISTRY
+        self._registry = registry or REGISTRY
+        counter, histogram = self._registry.counter, self._registry.histogram
         self.tier = pool.name
-        self.allocation = registry.histogram(*_name_and_help("allocation_seconds"), SECONDS)
-        self.release = registry.histogram(*_name_and_help("release_seconds"), SECONDS)
-        self.heat = registry.histogram(*_name_and_help("heat_ratio"), _HEATS)
-        self.hits = registry.counter(*_name_and_help("hit_blocks_total"))
-        self.evictions = registry.counter(*_name_and_help("evicted_blocks_total"))
-        self.duplicates = registry.counter(*_name_and_help("duplicate_blocks_total"))
-        self.ghost_hits = registry.counter(*_name_and_help("ghost_hits_total"))
+        self.allocation = histogram(*_name_and_help("allocation_seconds"), SECONDS)
+        self.release = histogram(*_name_and_help("release_seconds"), SECONDS)
+        self.heat = histogram(*_name_and_help("heat_ratio"), _HEATS)
+        self.hits = counter(*_name_and_help("hit_blocks_total"))
+        self.evictions = counter(*_name_and_help("evicted_blocks_total"))
+        self.duplicates = counter(*_name_and_help("duplicate_blocks_total"))
+        self.ghost_hits = counter(*_name_and_help("ghost_hits_total"))
+        self._moved = counter(*_name_and_help("moved_blocks_total"))
+        self._dropped = counter(*_name_and_help("dropped_blocks_total"))
         self._gauges: list[tuple[Gauge, dict[str, str]]] = []
-        seen, targets = weakref.ref(pool), Targets()
         for name, read in _READINGS.items():
-            self._show(registry, name, functools.partial(_read, seen, read))
+            self._show(pool, name, read)
         for field in fields(Targets):
-            target = field.name
-            is_missed = functools.partial(self._is_missed, target)
-            self._show(
-                registry, "target", functools.partial(getattr, targets, target), target=target
-            )
-            self._show(
-                registry, "target_missed", functools.partial(_read, seen, is_missed), target=target
-            )
+            labels = {"target": field.name}
+            self._show(pool, "target", functools.partial(_default_of, field.name), **labels)
+            is_missed = functools.partial(self._is_missed, field.name)
+            self._show(pool, "target_missed", is_missed, **labels)
 
     def missed(self, pool: BlockPool, targets: Targets) -> list[MissedTarget]:
         """Return the targets that the pool misses."""
@@ -136,16 +134,26 @@ class PoolMetrics:
             if not is_met
         ]
 
+    def move(self, count: int, kind: TransferClass) -> None:
+        """Count copied blocks."""
+        self._moved.add(count, tier=self.tier, kind=kind.name.lower())
+
+    def drop(self, count: int, kind: TransferClass, reason: str) -> None:
+        """Count blocks that were dropped instead of copied."""
+        if count:
+            self._dropped.add(count, tier=self.tier, kind=kind.name.lower(), reason=reason)
+
     def close(self) -> None:
         """Remove the gauges of a closed pool."""
         for gauge, labels in self._gauges:
             gauge.remove(**labels)
 
     def _show(
-        self, registry: Registry, name: str, reading: Callable[[], float], **labels: str
+        self, pool: BlockPool, name: str, read: Callable[[BlockPool], float], **labels: str
     ) -> None:
-        gauge, labels = registry.gauge(*_name_and_help(name)), {**labels, "tier": self.tier}
-        gauge.set(reading, **labels)
+        gauge, labels = self._registry.gauge(*_name_and_help(name)), {**labels, "tier": self.tier}
+        seen = weakref.ref(pool)
+        gauge.set(lambda: 0.0 if (pool := seen()) is None else float(read(pool)), **labels)
         self._gauges.append((gauge, labels))
 
     def _is_missed(self, target: str, pool: BlockPool) -> bool:
@@ -155,25 +163,6 @@ class PoolMetrics:
         return histogram.value(tier=self.tier).quantile(_QUANTILE)
 
 
-class MoveMetrics:
-    """Counters of a block manager, by the ``kind`` of a move: offload, onboard or prefetch."""
-
-    def __init__(self, tier: str, registry: Registry | None = None) -> None:
-        registry = registry or REGISTRY
-        self._tier = tier
-        self._moved = registry.counter(*_name_and_help("moved_blocks_total"))
-        self._dropped = registry.counter(*_name_and_help("dropped_blocks_total"))
-
-    def move(self, count: int, kind: TransferClass) -> None:
-        """Count copied blocks."""
-        self._moved.add(count, tier=self._tier, kind=kind.name.lower())
-
-    def drop(self, count: int, kind: TransferClass, reason: str) -> None:
-        """Count blocks that were dropped instead of copied."""
-        if count:
-            self._dropped.add(count, tier=self._tier, kind=kind.name.lower(), reason=reason)
-
-
-def _read(seen: weakref.ref[BlockPool], read: Callable[[BlockPool], float]) -> float:
-    pool = seen()
-    return 0.0 if pool is None else float(read(pool))
+def _default_of(target: str, _: BlockPool) -> float:
+    value: float = getattr(Targets(), target)
+    return value

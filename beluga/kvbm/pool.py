@@ -12,28 +12,27 @@ A reset block has no content. A partial block has some or all of its tokens, but
 block has all tokens and a key. A registered block can be found by its key, and its content never
 changes.
 
-A strong handle keeps its block active, a weak one does not. A strong handle is released by its
-``release``, at the end of its ``with``, by garbage collection, or by :meth:`BlockPool.release` of
-its request, whichever comes first. A released handle raises TierError when it is used.
+A handle keeps its block active. It is released by its ``release``, at the end of its ``with``, or
+by :meth:`BlockPool.release` of its request, whichever comes first. A released handle raises
+TierError when it is used.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import heapq
-import itertools
 import threading
 import time
-import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from beluga._shared import when_forked
 from beluga.errors import TierError
-from beluga.kvbm.metrics import PREFETCH_ABOVE, MissedTarget, PoolMetrics, Targets
+from beluga.kvbm.metrics import PREFETCH_ABOVE, Metrics, MissedTarget, Targets
 from beluga.threads import Thread
 
 if TYPE_CHECKING:
@@ -51,8 +50,7 @@ WAITING_MAX = 1024
 
 _STALE_LEAVES = 64  # stale entries of the heap that do not cause a sweep
 
-_Handle = TypeVar("_Handle", bound="_StrongHandle")
-_Work: TypeAlias = Callable[[], None]
+_AnyHandle = TypeVar("_AnyHandle", bound="_Handle")
 
 
 class BlockPhase(enum.Enum):
@@ -93,16 +91,16 @@ class Block:
             raise TierError(f"block {self.index} is {self.state.value} and cannot {action}")
 
 
-class BlockClaim:
-    """The reference of one strong handle, which outlives it. ``block`` is None after the
-    release.
+class _Handle:
+    """A reference to a block by its pool's user, perhaps for a request. ``block`` is None after
+    the release.
     """
 
-    __slots__ = ("block", "request")
+    __slots__ = ("block", "pool", "request")
 
-    def __init__(self, block: Block, request: Hashable | None) -> None:
+    def __init__(self, pool: BlockPool, block: Block, request: Hashable | None) -> None:
+        self.pool, self.request = pool, request
         self.block: Block | None = block
-        self.request = request
 
     def held(self) -> Block:
         """Return the block. Raises TierError after the release."""
@@ -110,35 +108,24 @@ class BlockClaim:
             raise TierError("this handle was released; reserve or match the block again")
         return self.block
 
-
-class _StrongHandle:
-    __slots__ = ("__weakref__", "claim", "pool")
-
-    def __init__(self, pool: BlockPool, claim: BlockClaim) -> None:
-        self.pool, self.claim = pool, claim
-
     @property
     def index(self) -> int:
         """The index of the block in device memory."""
-        return self.claim.held().index
+        return self.held().index
 
     def release(self) -> None:
         """Release the block. Idempotent."""
-        self.pool.drop(self.claim)
+        self.pool.drop_all([self])
 
-    def __enter__(self: _Handle) -> _Handle:
-        self.claim.held()
+    def __enter__(self: _AnyHandle) -> _AnyHandle:
+        self.held()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def __del__(self) -> None:
-        if self.claim.block is not None:
-            self.pool.drop(self.claim)
 
-
-class MutableBlock(_StrongHandle):
+class MutableBlock(_Handle):
     """The only handle of a block that is not yet registered."""
 
     __slots__ = ()
@@ -146,13 +133,13 @@ class MutableBlock(_StrongHandle):
     @property
     def state(self) -> BlockPhase:
         """The state of the block."""
-        return self.claim.held().state
+        return self.held().state
 
     def fill(self, tokens: int) -> None:
         """Count tokens that were written to the block. Raises TierError beyond the block's size."""
         size = self.pool.block_size
         with self.pool.lock:
-            block = self.claim.held()
+            block = self.held()
             block.require("be filled", BlockPhase.RESET, BlockPhase.PARTIAL)
             if tokens < 1 or block.filled + tokens > size:
                 raise TierError(
@@ -168,7 +155,7 @@ class MutableBlock(_StrongHandle):
         """
         size = self.pool.block_size
         with self.pool.lock:
-            block = self.claim.held()
+            block = self.held()
             block.require("be committed", BlockPhase.PARTIAL)
             if block.filled != size:
                 raise TierError(
@@ -183,56 +170,35 @@ class MutableBlock(_StrongHandle):
             block.state = BlockPhase.COMPLETE
 
     def __repr__(self) -> str:
-        block = self.claim.block
+        block = self.block
         return f"<{block.state.value} block {block.index}>" if block else "<released block>"
 
 
-class RegisteredBlock(_StrongHandle):
+class RegisteredBlock(_Handle):
     """A strong handle of a registered block, whose content does not change meanwhile."""
 
     __slots__ = ("key",)
 
-    def __init__(self, pool: BlockPool, claim: BlockClaim, key: Key) -> None:
-        self.pool, self.claim, self.key = pool, claim, key
+    def __init__(self, pool: BlockPool, block: Block, request: Hashable | None) -> None:
+        super().__init__(pool, block, request)
+        self.key = block.key
 
     @property
     def parent(self) -> Key | None:
         """The key of the previous block in its chain."""
-        return self.claim.held().parent
-
-    def weak(self) -> WeakBlock:
-        """Return a weak reference to the block."""
-        return WeakBlock(self.pool, self.key)
+        return self.held().parent
 
     def __repr__(self) -> str:
-        block = self.claim.block
+        block = self.block
         return f"<block {block.index} of {self.key!r}>" if block else "<released block>"
-
-
-class WeakBlock:
-    """A weak reference to a registered block: it does not prevent eviction."""
-
-    __slots__ = ("key", "pool")
-
-    def __init__(self, pool: BlockPool, key: Key) -> None:
-        self.pool, self.key = pool, key
-
-    def upgrade(
-        self, request: Hashable | None = None, *, is_use: bool = True
-    ) -> RegisteredBlock | None:
-        """Return a strong handle, or None if the block was evicted.
-
-        Without ``is_use``, the block keeps its position in the order of eviction.
-        """
-        return self.pool.find(self.key, request, is_use=is_use)
 
 
 class BlockPool:
     """The blocks of a device, numbered as in its memory.
 
-    A block is free, active (it has strong handles), or inactive (registered, without strong
-    handles). ``reserve`` takes free blocks in the order in which they became free, then evicts
-    inactive ones, leaves first. Any thread may call any method::
+    A block is free, active (it has handles), or inactive (registered, without handles).
+    ``reserve`` takes free blocks in the order in which they became free, then evicts inactive ones,
+    leaves first. Any thread may call any method::
 
         pool = BlockPool("device", 1024, block_size=16)
         (block,) = pool.reserve("request-1", 1).result()
@@ -240,7 +206,7 @@ class BlockPool:
         block.commit(key)
         (registered,) = pool.register([block])
         pool.release("request-1")
-        assert pool.match([key])[0].key == key
+        assert pool.match([key], "request-2")[0].key == key
 
     ``block_size`` counts tokens. ``watermark`` is the share of blocks with content above which
     :attr:`offload_due` is true. The pool remembers the keys of ``ghosts`` evicted blocks (default:
@@ -268,20 +234,24 @@ class BlockPool:
             )
         self.name, self.total_blocks, self.block_size = name, total_blocks, block_size
         self.watermark = watermark
-        self.on_registered: Callable[[list[RegisteredBlock]], None] | None = None
+        self.on_registered: Callable[[list[Key]], None] | None = None
         """Called without the lock, after blocks were registered that the lower tier may not have.
         """
-        self.lock = PoolLock()
+        self.lock = threading.Lock()
         self._free = deque(Block(index) for index in range(total_blocks))
         self._inactive = _Inactive()
         self._registered: dict[Key, Block] = {}
-        self._claims: dict[Hashable, dict[BlockClaim, None]] = {}
-        self._waiting: deque[_Reservation] = deque()  # first in, first out
+        self._claims: dict[Hashable, dict[_Handle, None]] = {}  # by request
+        self._waiting: dict[_Reservation, None] = {}  # first in, first out
+        self._answers: list[Callable[[], None]] = []
+        self._watcher: threading.Thread | None = None  # while a reservation waits
+        self._woken = threading.Event()
         self._ghosts: OrderedDict[Key, None] = OrderedDict()
         self._ghosts_max = total_blocks if ghosts is None else ghosts
         self._heat = _Heat(2 * total_blocks, half_life_s=half_life_s, clock=clock)
-        self._metrics = PoolMetrics(self, registry)
+        self.metrics = Metrics(self, registry)
         self._closed = False
+        when_forked(self)
 
     @property
     def available_blocks(self) -> int:
@@ -305,13 +275,12 @@ class BlockPool:
 
     def keep_unsaved(self, keep: bool) -> None:
         """Set whether a block may be evicted only after :meth:`mark_saved`."""
-        with self.lock:
+        with self._granting():
             self._inactive.keep_unsaved(keep)
-            self._grant()
 
     def missed_targets(self, targets: Targets | None = None) -> list[MissedTarget]:
         """Return the missed targets (default: those of :class:`Targets`)."""
-        return self._metrics.missed(self, targets or Targets())
+        return self.metrics.missed(self, targets or Targets())
 
     def reserve(
         self, request: Hashable, count: int, *, timeout_s: float | None = None
@@ -320,32 +289,26 @@ class BlockPool:
 
         The future resolves as soon as there is room, on the thread that frees it. It can be
         cancelled at any moment. After ``timeout_s`` (default: :data:`WAIT_S`) it fails with
-        TierError. If the result is dropped, the blocks become free again. Raises TierError for more
-        blocks than the tier has.
+        TierError. Raises TierError for more blocks than the tier has.
         """
         if not 0 <= count <= self.total_blocks:
             raise TierError(
                 f"tier {self.name} has {self.total_blocks} blocks, but {count} were requested"
             )
-        reservation = _Reservation(request, count)
-        future = reservation.future
-        with self.lock:
+        reservation = _Reservation(request, count, WAIT_S if timeout_s is None else timeout_s)
+        with self._granting():
             if self._closed or len(self._waiting) >= WAITING_MAX:
                 raise TierError(
                     f"tier {self.name} is closed"
                     if self._closed
                     else f"{WAITING_MAX} reservations wait for tier {self.name} already; try later"
                 )
-            self._waiting.append(reservation)
-            self._grant()
-            waits = not reservation.ended
-        if waits:
-            future.add_done_callback(self._forget_if_cancelled)
-            # Weak, because the result, which holds handles, may be dropped earlier.
-            seen = weakref.ref(reservation)
-            wait_s = WAIT_S if timeout_s is None else timeout_s
-            _DEADLINES.after(wait_s, functools.partial(self._expire, seen))
-        return future
+            self._waiting[reservation] = None
+        if reservation in self._waiting:
+            forget = functools.partial(self._forget_if_cancelled, reservation)
+            reservation.future.add_done_callback(forget)
+            self._watch()
+        return reservation.future
 
     def try_reserve(self, request: Hashable, count: int) -> list[MutableBlock] | None:
         """Reserve blocks if they are available at once and no reservation waits; else return
@@ -365,75 +328,71 @@ class BlockPool:
         ``is_saved`` marks blocks that were loaded from the lower tier. Raises TierError, without
         any change, if a block is not complete.
         """
-        with self.lock:
+        with self._granting():
             if any(block.pool is not self for block in blocks):
                 raise TierError("a block of another tier cannot be registered here")
-            claims = [block.claim for block in blocks]
-            for claim in claims:
-                claim.held().require("be registered", BlockPhase.COMPLETE)
-            if len({*claims}) < len(claims):
+            for block in blocks:
+                block.held().require("be registered", BlockPhase.COMPLETE)
+            if len({*blocks}) < len(blocks):
                 raise TierError("a block is registered twice in one call")
-            handles, new = [], []
-            for claim in claims:
-                handle, is_new = self._register(claim)
-                handles.append(handle)
-                if is_new:
-                    new.append(handle)
+            keys = [block.held().key for block in blocks]
+            new = [key for key in keys if key not in self._registered]
+            handles = [self._register(block) for block in blocks]
             if is_saved:
                 self._mark_saved(block.key for block in handles)
-            self._grant()
         if new and not is_saved and self.on_registered is not None:
             self.on_registered(new)
         return handles
 
-    def match(self, keys: Sequence[Key], request: Hashable | None = None) -> list[RegisteredBlock]:
-        """Return the blocks of the leading keys, up to the first that is missing.
-
-        They are active until they are released, or until ``request`` is.
+    def match(self, keys: Sequence[Key], request: Hashable) -> list[RegisteredBlock]:
+        """Return the blocks of the leading keys, up to the first that is missing. They are active
+        until they are released, or until ``request`` is.
         """
         with self.lock:
-            self._metrics.heat.observe_all(self._heat.touch(keys), tier=self.name)
+            self.metrics.heat.observe_all(self._heat.touch(keys), tier=self.name)
             matches = []
             for key in keys:
                 block = self._registered.get(key)
                 if block is None:
                     if key in self._ghosts:
-                        self._metrics.ghost_hits.add(tier=self.name)
+                        self.metrics.ghost_hits.add(tier=self.name)
                     break
                 matches.append(self._share(block, request))
-            self._metrics.hits.add(len(matches), tier=self.name)
+            self.metrics.hits.add(len(matches), tier=self.name)
             return matches
 
     def release(self, request: Hashable) -> int:
         """Release all blocks of a request, and fail its reservations. Returns how many handles
         ended. The last block of a chain is released first, so that it is evicted first.
         """
-        start = time.perf_counter()
-        with self.lock:
-            waiting = [waits for waits in self._waiting if waits.request == request]
-            self._fail(waiting, f"request {request!r} was released")
-            claims = list(self._claims.get(request, ()))
-            for claim in reversed(claims):
-                self._drop(claim)
-            self._grant()
-        self._metrics.release.observe(time.perf_counter() - start, tier=self.name)
-        return len(claims)
+        start_s = time.perf_counter()
+        count = self.end(request)
+        self.metrics.release.observe(time.perf_counter() - start_s, tier=self.name)
+        return count
 
-    def drop_all(self, blocks: Sequence[MutableBlock | RegisteredBlock]) -> None:
+    def end(self, request: Hashable) -> int:
+        """Do what :meth:`release` does, for a request of the manager itself: without its metric."""
+        with self._granting():
+            for reservation in [*self._waiting]:
+                if reservation.request == request:
+                    self._fail(reservation, f"request {request!r} was released")
+            handles = [*self._claims.get(request, ())]
+            for handle in reversed(handles):
+                self._drop(handle)
+        return len(handles)
+
+    def drop_all(self, handles: Sequence[_Handle]) -> None:
         """Release handles, last to first."""
-        with self.lock:
-            for block in reversed(blocks):
-                self._drop(block.claim)
-            self._grant()
-
-    def drop(self, claim: BlockClaim) -> None:
-        """Release a handle's claim, now or as soon as the lock is free. Never blocks."""
-        self.lock.later(functools.partial(self._drop_and_grant, claim))
+        with self._granting():
+            for handle in reversed(handles):
+                self._drop(handle)
 
     def find(
         self, key: Key, request: Hashable | None = None, *, is_use: bool = True
     ) -> RegisteredBlock | None:
-        """See :meth:`WeakBlock.upgrade`."""
+        """Return the block of a key, or None if the device has none. Without ``is_use``, the block
+        keeps its position in the order of eviction.
+        """
         with self.lock:
             block = self._registered.get(key)
             return None if block is None else self._share(block, request, is_use=is_use)
@@ -445,14 +404,15 @@ class BlockPool:
 
     def mark_saved(self, keys: Iterable[Key]) -> None:
         """Mark blocks as stored in the lower tier, so that they may be evicted."""
-        with self.lock:
+        with self._granting():
             self._mark_saved(keys)
-            self._grant()
 
-    def coldest(self, count: int) -> list[WeakBlock]:
-        """Return the least recently returned inactive blocks that the lower tier does not have."""
+    def coldest(self, count: int) -> list[Key]:
+        """Return the keys of the least recently returned inactive blocks that the lower tier does
+        not have.
+        """
         with self.lock:
-            return [WeakBlock(self, block.key) for block in self._inactive.coldest(count)]
+            return [block.key for block in self._inactive.coldest(count)]
 
     def hot_and_missing(self, keys: Iterable[Key]) -> list[Key]:
         """Return the keys that are hot and missing."""
@@ -464,61 +424,86 @@ class BlockPool:
         """Fail waiting reservations and refuse new ones. Handles may still be released.
         Idempotent.
         """
-        with self.lock:
+        with self._granting():
             self._closed = True
-            self._fail(list(self._waiting), f"tier {self.name} was closed")
-        self._metrics.close()
+            for reservation in [*self._waiting]:
+                self._fail(reservation, f"tier {self.name} was closed")
+        self.metrics.close()
 
-    def _expire(self, seen: weakref.ref[_Reservation]) -> None:
-        reservation = seen()
-        if reservation is None:
-            return
+    @contextlib.contextmanager
+    def _granting(self) -> Iterator[None]:
+        """Hold the lock for a change that may make room, then grant reservations. Futures are
+        resolved without the lock, because their callbacks may use the pool. A body that raises has
+        changed nothing.
+        """
         with self.lock:
-            waited = time.perf_counter() - reservation.since_s
-            self._fail(
-                [reservation],
-                f"tier {self.name} could not free {reservation.count} blocks within {waited:.3g} s",
-            )
+            yield
             self._grant()
+            answers, self._answers = self._answers, []
+            if not self._waiting:
+                self._woken.set()
+        for answer in answers:
+            answer()
 
-    def _forget_if_cancelled(self, future: Future[list[MutableBlock]]) -> None:
+    def _forget_if_cancelled(self, reservation: _Reservation, future: Future[Any]) -> None:
         if future.cancelled():
-            self.lock.later(self._forget_cancelled)
+            with self._granting():
+                self._waiting.pop(reservation, None)
+
+    def _watch(self) -> None:
+        """Have a thread that fails late reservations, as long as any waits."""
+        with self.lock:
+            self._woken.set()  # the new deadline may be the first
+            if self._watcher is None:
+                watcher = Thread(target=self._fail_late, name="beluga-deadlines", daemon=True)
+                self._watcher = watcher
+                watcher.start()
+
+    def _fail_late(self) -> None:
+        while True:
+            self._woken.clear()
+            with self._granting():
+                now_s = time.perf_counter()
+                for late in [waits for waits in self._waiting if waits.until_s <= now_s]:
+                    wait = f"{now_s - late.since_s:.3g} s"
+                    blocks = f"{late.count} blocks"
+                    self._fail(late, f"tier {self.name} could not free {blocks} within {wait}")
+                if not self._waiting:
+                    self._watcher = None
+                    return
+                until_s = min(waits.until_s for waits in self._waiting)
+            self._woken.wait(until_s - now_s)
+
+    def _after_fork(self) -> None:
+        """Replace the lock in a forked child, where a thread of the parent may hold it forever, and
+        forget the thread.
+        """
+        self.lock, self._watcher = threading.Lock(), None
 
     # Everything below is called with the lock held.
 
-    def _claim(self, block: Block, request: Hashable | None) -> BlockClaim:
-        claim = BlockClaim(block, request)
-        block.references += 1
-        if request is not None:
-            self._claims.setdefault(request, {})[claim] = None
-        return claim
+    def _claim(self, handle: _AnyHandle) -> _AnyHandle:
+        handle.held().references += 1
+        if handle.request is not None:
+            self._claims.setdefault(handle.request, {})[handle] = None
+        return handle
 
-    def _end(self, claim: BlockClaim) -> Block | None:
-        """End a claim and return its block, or None if it had already ended."""
-        block, claim.block = claim.block, None
+    def _drop(self, handle: _Handle) -> None:
+        block, handle.block = handle.block, None
         if block is None:
-            return None
-        block.references -= 1
-        if claim.request is not None:
-            claims = self._claims[claim.request]
-            del claims[claim]
+            return
+        if handle.request is not None:
+            claims = self._claims[handle.request]
+            del claims[handle]
             if not claims:
-                del self._claims[claim.request]
-        return block
-
-    def _drop(self, claim: BlockClaim) -> None:
-        block = self._end(claim)
-        if block is None or block.references:
+                del self._claims[handle.request]
+        block.references -= 1
+        if block.references:
             return
         if block.state is BlockPhase.REGISTERED:
             self._inactive.add(block)
         else:
             self._set_free(block)
-
-    def _drop_and_grant(self, claim: BlockClaim) -> None:
-        self._drop(claim)
-        self._grant()
 
     def _set_free(self, block: Block) -> None:
         block.reset()
@@ -531,22 +516,21 @@ class BlockPool:
             self._inactive.remove(block)
         if is_use:
             block.tick = 0
-        return RegisteredBlock(self, self._claim(block, request), block.key)
+        return self._claim(RegisteredBlock(self, block, request))
 
-    def _register(self, claim: BlockClaim) -> tuple[RegisteredBlock, bool]:
-        block = claim.held()
+    def _register(self, mutable: MutableBlock) -> RegisteredBlock:
+        block = mutable.held()
         known = self._registered.get(block.key)
         if known is not None:
-            handle = self._share(known, claim.request)
-            self._drop(claim)
-            self._metrics.duplicates.add(tier=self.name)
-            return handle, False
-        block.state = BlockPhase.REGISTERED
-        self._registered[block.key] = block
-        self._ghosts.pop(block.key, None)
-        shared = self._claim(block, claim.request)
-        self._end(claim)
-        return RegisteredBlock(self, shared, block.key), True
+            handle = self._share(known, mutable.request)
+            self.metrics.duplicates.add(tier=self.name)
+        else:
+            block.state = BlockPhase.REGISTERED
+            self._registered[block.key] = block
+            self._ghosts.pop(block.key, None)
+            handle = self._claim(RegisteredBlock(self, block, mutable.request))
+        self._drop(mutable)
+        return handle
 
     def _mark_saved(self, keys: Iterable[Key]) -> None:
         for key in keys:
@@ -570,58 +554,47 @@ class BlockPool:
             self._set_free(victim)
             evicted += 1
         if evicted:
-            self._metrics.evictions.add(evicted, tier=self.name)
+            self.metrics.evictions.add(evicted, tier=self.name)
         return len(free) >= count
 
     def _take(self, request: Hashable, count: int) -> list[MutableBlock]:
         blocks = [self._free.popleft() for _ in range(count)]
-        return [MutableBlock(self, self._claim(block, request)) for block in blocks]
+        return [self._claim(MutableBlock(self, block, request)) for block in blocks]
 
     def _grant(self) -> None:
         """Grant reservations in their order. A later one never overtakes, even if it needs fewer
         blocks.
         """
         while self._waiting:
-            head = self._waiting[0]
+            head = next(iter(self._waiting))
             if not (head.future.cancelled() or self._has_room(head.count)):
                 return
             if self._end_waiting(head):
                 blocks = self._take(head.request, head.count)
-                self._metrics.allocation.observe(time.perf_counter() - head.since_s, tier=self.name)
-                self.lock.answers.append(functools.partial(head.future.set_result, blocks))
+                self.metrics.allocation.observe(time.perf_counter() - head.since_s, tier=self.name)
+                self._answers.append(functools.partial(head.future.set_result, blocks))
+
+    def _fail(self, reservation: _Reservation, reason: str) -> None:
+        if self._end_waiting(reservation):
+            fail = functools.partial(reservation.future.set_exception, TierError(reason))
+            self._answers.append(fail)
 
     def _end_waiting(self, reservation: _Reservation) -> bool:
-        """Remove a reservation from the queue. Returns True if its future must be resolved now: it
-        had not ended and is not cancelled.
-        """
-        if reservation.ended:
-            return False
-        reservation.ended = True
-        self._waiting.remove(reservation)
+        """Remove a reservation. Returns whether its future has to be resolved."""
+        del self._waiting[reservation]
         return reservation.future.set_running_or_notify_cancel()
-
-    def _fail(self, reservations: Sequence[_Reservation], reason: str) -> None:
-        for reservation in reservations:
-            if self._end_waiting(reservation):
-                fail = functools.partial(reservation.future.set_exception, TierError(reason))
-                self.lock.answers.append(fail)
-
-    def _forget_cancelled(self) -> None:
-        for reservation in [waits for waits in self._waiting if waits.future.cancelled()]:
-            self._end_waiting(reservation)
-        self._grant()
 
 
 class _Reservation:
-    """One call of ``reserve``. It has ended once its future is resolved, failed or cancelled."""
+    """One call of ``reserve``. Times are of ``time.perf_counter``."""
 
-    __slots__ = ("__weakref__", "count", "ended", "future", "request", "since_s")
+    __slots__ = ("count", "future", "request", "since_s", "until_s")
 
-    def __init__(self, request: Hashable, count: int) -> None:
+    def __init__(self, request: Hashable, count: int, wait_s: float) -> None:
         self.request, self.count = request, count
         self.future: Future[list[MutableBlock]] = Future()
         self.since_s = time.perf_counter()
-        self.ended = False
+        self.until_s = self.since_s + wait_s
 
 
 class _Inactive:
@@ -750,88 +723,3 @@ class _Heat:
         touches, since_s = self._touches.get(key, (0.0, 0.0))
         count: float = touches * 0.5 ** ((self._clock() - since_s) / self._half_life_s)
         return count / (count + 1)
-
-
-class PoolLock:
-    """A lock whose holder also does the work of finalizers, and makes ``answers`` after the
-    release. It is not reentrant.
-
-    Python may finalize a handle at any moment, even while its own thread holds the lock. Such work
-    is queued, and whichever thread holds the lock does it. Futures are resolved without the lock,
-    because their callbacks may use the pool.
-    """
-
-    def __init__(self) -> None:
-        self.answers: list[_Work] = []
-        """Calls to make after the lock is released."""
-        self._lock = threading.Lock()
-        self._queued: deque[_Work] = deque()
-        when_forked(self)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self._do_queued()
-
-    def __exit__(self, *_: object) -> None:
-        while True:
-            self._do_queued()
-            answers, self.answers = self.answers, []
-            self._lock.release()
-            for answer in answers:
-                answer()
-            # Work that was queued after _do_queued() found the lock held.
-            if not self._queued or not self._lock.acquire(blocking=False):
-                return
-
-    def later(self, work: _Work) -> None:
-        """Run work under the lock: now if it is free, otherwise by its holder. Never blocks."""
-        self._queued.append(work)
-        if self._lock.acquire(blocking=False):
-            self.__exit__()
-
-    def _do_queued(self) -> None:
-        while self._queued:
-            self._queued.popleft()()
-
-    def _after_fork(self) -> None:
-        """Replace the lock in a forked child, where a thread of the parent may hold it forever."""
-        self._lock = threading.Lock()
-
-
-class _Deadlines:
-    """Delayed calls, made by one thread for the whole process, which starts with the first call."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count()
-        self._calls: list[tuple[float, int, _Work]] = []
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        when_forked(self)
-
-    def after(self, delay_s: float, call: _Work) -> None:
-        """Call ``call()`` after ``delay_s`` seconds."""
-        with self._changed:
-            heapq.heappush(self._calls, (time.monotonic() + delay_s, next(self._numbers), call))
-            if self._thread is None:
-                self._thread = Thread(target=self._run, name="beluga-deadlines", daemon=True)
-                self._thread.start()
-            self._changed.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._calls or self._calls[0][0] > time.monotonic():
-                    wait_s = self._calls[0][0] - time.monotonic() if self._calls else None
-                    self._changed.wait(None if wait_s is None else max(wait_s, 0))
-                call = heapq.heappop(self._calls)[2]
-            call()
-            del call
-
-    def _after_fork(self) -> None:
-        """Reset in a forked child, which does not have the thread."""
-        self._calls = []
-        self._changed = threading.Condition()
-        self._thread = None
-
-
-_DEADLINES = _Deadlines()

@@ -52,7 +52,7 @@ EXPORTS: dict[str, str] = {
     "beluga.tiers.disk": "DiskTier SpreadTier adopt_disk",
     "beluga.kvbm": (
         "BlockManager BlockPhase BlockPool CacheTier Key MissedTarget MutableBlock "
-        "OFFLOAD_POLICIES RegisteredBlock SharedTier Targets WeakBlock"
+        "OFFLOAD_POLICIES RegisteredBlock SharedTier Targets"
     ),
     "beluga.live": "CellState DeviceFacts LinkFacts Note Observer "
     "ServerFacts SessionFacts SlowCall Snapshot TenantFacts TierFacts",
