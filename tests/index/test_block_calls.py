@@ -1,18 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The calls of the block index satisfy their contract with one client and with two."""
+"""The calls of the block index satisfy their contract with one client and with two, and any of them
+in any order agree with a dictionary: a hit is the last committed block, a removed or aborted one is
+never a hit, a pinned one always is, and all space is free, used or held.
+"""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.blocks import held, keys, put, states
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.blocks import eventually, held, keys, put, states
+from support.emulation import fewer
 
 from beluga._ffi import lib
 from beluga.errors import BadRequestError
-from beluga.index import EVICTIONS, BlockState, IndexClient, IndexServer
+from beluga.index import EVICTIONS, BlockState, Grant, IndexClient, IndexServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 
@@ -255,15 +264,6 @@ def test_freed_space_can_hold_any_other_size(index: IndexClient) -> None:
         assert stat.free_stripe_count == stat.stripe_count
 
 
-def test_a_pool_whose_blocks_were_removed_accepts_other_sizes(index: IndexClient) -> None:
-    put(index, range(DATA_BLOCKS))
-    index.remove(keys(range(DATA_BLOCKS)))
-    put(index, range(100, 110), length=5 * MIB // 2)
-    aborted = index.reserve(keys(range(200, 208)), length=5 * MIB // 2)
-    index.abort(aborted)
-    put(index, range(300, 330))
-
-
 def test_an_empty_batch_has_no_effect(index: IndexClient) -> None:
     assert index.lookup(keys([])).hits == ()
     assert index.reserve(keys([]), length=MIB) == []
@@ -287,3 +287,132 @@ def test_each_policy_evicts_unused_chains_before_a_used_one(pool: Pool, eviction
 def test_an_unknown_policy_is_refused(pool: Pool) -> None:
     with pytest.raises(ValueError, match=r"no eviction policy 'x'; choose one of lru, s3fifo$"):
         IndexServer(pool, eviction="x")
+
+
+CLIENTS = 3
+
+clients = st.integers(0, CLIENTS - 1)
+numbers = st.integers(0, 39)
+batches = st.lists(numbers, min_size=1, max_size=12, unique=True)
+lengths = st.sampled_from([4096, 100_000, MIB, 5 * MIB // 2, 3 * MIB, 11 * MIB])
+
+
+class IndexMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cleanup = ExitStack()
+        directory = Path(self.cleanup.enter_context(tempfile.TemporaryDirectory()))
+        self.pool = self.cleanup.enter_context(
+            Pool.create([directory / "a"], device_size=64 * MIB, sparse=True, max_blocks=24)
+        )
+        self.server = IndexServer(self.pool)
+        self.server.start()
+        self.sessions = [Client(self.pool) for _ in range(CLIENTS)]
+        self.metas = [IndexClient(session) for session in self.sessions]
+        self.committed: dict[int, Grant] = {}  # may have been evicted since then
+        self.granted: dict[int, tuple[int, Grant]] = {}
+        self.pinned: list[list[Grant]] = [[] for _ in range(CLIENTS)]
+
+    def teardown(self) -> None:
+        self.pool.close()
+        self.cleanup.close()
+
+    @rule(who=clients, batch=batches, length=lengths)
+    def reserve(self, who: int, batch: list[int], length: int) -> None:
+        for number, grant in zip(
+            batch, self.metas[who].reserve(keys(batch), length=length), strict=True
+        ):
+            if number in self.granted:
+                assert grant.state is BlockState.PENDING
+            elif grant.state is BlockState.HIT:
+                assert grant.generation == self.committed[number].generation
+            elif grant.state is BlockState.GRANTED:
+                self.committed.pop(number, None)
+                self.granted[number] = (who, grant)
+            else:
+                assert grant.status in (-lib.BL_ERROR_NO_SPACE, -lib.BL_ERROR_TABLE_FULL)
+
+    @rule(who=clients, batch=batches)
+    def commit(self, who: int, batch: list[int]) -> None:
+        mine = [n for n in batch if n in self.granted and self.granted[n][0] == who]
+        assert self.metas[who].commit([self.granted[n][1] for n in mine]) == [0] * len(mine)
+        for number in mine:
+            self.committed[number] = self.granted.pop(number)[1]
+
+    @rule(who=clients, batch=batches)
+    def abort(self, who: int, batch: list[int]) -> None:
+        mine = [n for n in batch if n in self.granted and self.granted[n][0] == who]
+        assert self.metas[who].abort([self.granted.pop(n)[1] for n in mine]) == len(mine)
+
+    @rule(who=clients, batch=batches, pin=st.booleans())
+    def lookup(self, who: int, batch: list[int], pin: bool) -> None:
+        lookup = self.metas[who].lookup(keys(batch), pin=pin)
+        for number, hit in zip(batch, lookup.hits, strict=False):
+            was = self.committed[number]
+            assert (hit.offset, hit.length, hit.generation) == (
+                was.offset,
+                was.length,
+                was.generation,
+            )
+        if pin:
+            self.pinned[who] += lookup.hits
+        if len(lookup.hits) < len(batch):
+            pending = batch[len(lookup.hits)] in self.granted
+            assert lookup.state is (BlockState.PENDING if pending else BlockState.MISS)
+
+    @rule(who=clients)
+    def release(self, who: int) -> None:
+        assert self.metas[who].release(self.pinned[who]) == len(self.pinned[who])
+        self.pinned[who] = []
+
+    @rule(who=clients, batch=batches)
+    def remove(self, who: int, batch: list[int]) -> None:
+        there = self.metas[who].remove(keys(batch))
+        known = [number for number in batch if self.committed.pop(number, None)]
+        assert there <= len(known)
+
+    @rule(who=clients)
+    def replace_session(self, who: int) -> None:
+        self.sessions[who].close()
+        self.forget(who)
+        self.sessions[who] = Client(self.pool)
+        self.metas[who] = IndexClient(self.sessions[who])
+
+    @rule()
+    def replace_server(self) -> None:
+        self.server.stop()
+        self.server = IndexServer(self.pool)
+        self.server.start()
+        for who in range(CLIENTS):
+            self.sessions[who].ping()
+            self.forget(who)
+        assert eventually(lambda: self.server.stat().inherited_count == 0)
+
+    def forget(self, who: int) -> None:
+        self.pinned[who] = []
+        self.granted = {n: grant for n, grant in self.granted.items() if grant[0] != who}
+
+    @precondition(lambda self: any(self.pinned))
+    @invariant()
+    def pinned_blocks_are_not_evicted(self) -> None:
+        held = {hit.generation for hits in self.pinned for hit in hits}
+        for number, grant in self.committed.items():
+            if grant.generation in held:
+                assert len(self.metas[0].lookup(keys([number])).hits) == 1
+
+    @invariant()
+    def space_is_conserved(self) -> None:
+        stat = self.metas[0].stat()
+        assert stat.grant_count == len(self.granted)
+        assert stat.block_count <= len(self.committed)
+        assert stat.held_bytes == 0
+        assert stat.used_bytes + stat.free_stripe_count * 2 * MIB <= stat.data_bytes
+        assert stat.used_bytes >= stat.block_bytes
+        if not self.granted and stat.block_count == 0 and stat.pinned_count == 0:
+            assert stat.free_stripe_count == stat.stripe_count
+
+
+IndexMachine.TestCase.settings = settings(
+    max_examples=fewer(30), stateful_step_count=40, deadline=None
+)
+test_the_index_agrees_with_a_dictionary = IndexMachine.TestCase

@@ -13,6 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from beluga import IndexServer, KVCache, Pool
+from beluga._ffi import ffi, lib
+from beluga.index import IndexClient
 
 DEVICE_SIZE = 48 << 20
 
@@ -45,3 +47,15 @@ def digests(count: int, *, start: int = 0) -> list[bytes]:
 def payload(count: int, length: int, *, seed: int = 0) -> NDArray[np.uint8]:
     """Return bytes that differ between blocks and between places."""
     return np.random.default_rng(seed).integers(0, 256, size=(count, length), dtype=np.uint8)
+
+
+def place(cache: KVCache, digest: bytes) -> int:
+    """Return the pool offset of a block."""
+    return IndexClient(cache.client).lookup(cache.keys([digest])).hits[0].offset
+
+
+def flip(pool: Pool, offset: int) -> None:
+    """Damage one byte in the pool."""
+    address = ffi.cast("uint8_t *", lib.bl_pool_address(pool.handle, offset))
+    address[0] ^= 0x40
+    lib.bl_drop(address, 1)

@@ -1,35 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Puts and gets keep every byte, with both kinds of coherence and in a pool that mixes them."""
+"""Puts and gets keep every byte, with both kinds of coherence and in a pool that mixes them; gets
+by records of another session; and what a client counts and reports.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
+import re
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.emulation import fewer
+from support import roles
+from support.blocks import eventually
+from support.emulation import fewer, long
+from support.role import Process
 
 from beluga import IndexServer, KVCache, Pool
 from beluga._ffi import ffi, lib
-from beluga.errors import CallTimeoutError, LayoutError, NoServerError, TooLargeError
-from beluga.index import BlockState, IndexClient, check_pool
+from beluga.errors import (
+    BadRequestError,
+    CallTimeoutError,
+    LayoutError,
+    NoServerError,
+    TooLargeError,
+)
+from beluga.index import BLOCK_RECORD, BlockState, IndexClient, check_pool
 from beluga.kvcache import CHUNK_SIZE
-from tests.kvcache.conftest import DEVICE_SIZE, digests, payload
-
-
-def place(cache: KVCache, digest: bytes) -> int:
-    """Return the pool offset of a block."""
-    return IndexClient(cache.client).lookup(cache.keys([digest])).hits[0].offset
-
-
-def flip(pool: Pool, offset: int) -> None:
-    """Damage one byte in the pool."""
-    address = ffi.cast("uint8_t *", lib.bl_pool_address(pool.handle, offset))
-    address[0] ^= 0x40
-    lib.bl_drop(address, 1)
+from beluga.rpc import KINDS, Operation, report
+from beluga.transfer import CpuEngine
+from tests.kvcache.conftest import DEVICE_SIZE, digests, flip, payload, place
 
 
 @pytest.mark.parametrize(
@@ -72,20 +79,15 @@ def test_the_leading_hits_end_at_the_first_of_two_damaged_blocks(
     assert list(result.states == int(BlockState.HIT)) == [True, False, True, False, True]
 
 
-def test_without_a_server_a_put_raises(pool: Pool, server: IndexServer) -> None:
+def test_without_a_server_calls_raise_and_a_get_is_not_a_miss(
+    pool: Pool, server: IndexServer
+) -> None:
     with KVCache(pool, namespace="test", timeout_s=2) as cache:
         cache.put(digests(1), payload(1, 64))
         server.stop()
-        with pytest.raises((NoServerError, CallTimeoutError)):
-            cache.put(digests(1, start=1), payload(1, 64))
-
-
-def test_without_a_server_a_get_raises_and_is_not_a_miss(pool: Pool, server: IndexServer) -> None:
-    with KVCache(pool, namespace="test", timeout_s=2) as cache:
-        cache.put(digests(1), payload(1, 64))
-        server.stop()
-        with pytest.raises((NoServerError, CallTimeoutError)):
-            cache.get(digests(1), payload(1, 64))
+        for call in (cache.put, cache.get):
+            with pytest.raises((NoServerError, CallTimeoutError)):
+                call(digests(1), payload(1, 64))
 
 
 @settings(
@@ -228,14 +230,6 @@ def test_a_block_above_the_size_limit_is_not_requested(cache: KVCache) -> None:
         cache.put(digests(1), np.zeros((1, (1 << 30) + 1), dtype=np.uint8))
 
 
-def test_two_sessions_share_blocks(cache: KVCache, pool: Pool) -> None:
-    blocks, targets = payload(5, 70_000), np.zeros((5, 70_000), dtype=np.uint8)
-    with KVCache(pool, namespace="test") as other:
-        assert other.put(digests(5), blocks).stored == 5
-    assert cache.get(digests(5), targets).hits == 5
-    assert np.array_equal(blocks, targets)
-
-
 def test_a_grant_of_another_session_is_pending(cache: KVCache, server: IndexServer) -> None:
     with KVCache(cache.client.pool, namespace="test") as other:
         keys = cache.keys(digests(1))
@@ -246,6 +240,256 @@ def test_a_grant_of_another_session_is_pending(cache: KVCache, server: IndexServ
         assert cache.put(digests(1), payload(1, 100)).stored == 1
 
 
-def test_keys_and_blocks_must_have_equal_counts(cache: KVCache) -> None:
-    with pytest.raises(LayoutError, match="3 keys but 2 blocks"):
-        cache.put(digests(3), payload(2, 10))
+# ---- Gets of blocks that another session has looked up
+
+
+COUNT, SIZE = 6, 100_000
+HIT, MISS = BlockState.HIT, BlockState.MISS
+
+
+@pytest.fixture
+def finder(pool: Pool, server: IndexServer) -> Iterator[KVCache]:
+    """The session that stores blocks, looks them up and pins them."""
+    with KVCache(pool, namespace="test") as finder:
+        assert finder.put(digests(COUNT), payload(COUNT, SIZE)).stored == COUNT
+        yield finder
+
+
+@pytest.fixture(params=["C", "an engine"])
+def reader(request: pytest.FixtureRequest, pool: Pool, server: IndexServer) -> Iterator[KVCache]:
+    engine = CpuEngine(pool, threads=1) if request.param == "an engine" else "auto"
+    with KVCache(pool, namespace="test", engine=engine) as reader:
+        yield reader
+
+
+def test_unmoved_blocks_are_read_without_a_call(
+    finder: KVCache, reader: KVCache, server: IndexServer
+) -> None:
+    records = finder.pin(digests(COUNT)).records()
+    assert (records.dtype, records.shape) == (BLOCK_RECORD, (COUNT,))
+    before = server.stat().call_count
+    target = np.zeros((COUNT, SIZE), np.uint8)
+    result = reader.get(digests(COUNT), target, records=records)
+    assert (result.hits, result.states.tolist(), result.mismatches) == (COUNT, [HIT] * COUNT, 0)
+    assert (target == payload(COUNT, SIZE)).all()
+    assert server.stat().call_count == before
+
+
+def test_a_moved_block_is_a_hit_and_an_evicted_one_a_miss(finder: KVCache, reader: KVCache) -> None:
+    records = finder.pin(digests(COUNT)).records()
+    target = np.zeros((COUNT, SIZE), np.uint8)
+    others = payload(COUNT + 2, SIZE)[COUNT:]
+    for stored, hits in ((True, COUNT), (False, 3)):
+        finder.remove(digests(1, start=3))
+        finder.put(digests(2, start=COUNT), others)  # these blocks use the space if it is free
+        if stored:
+            finder.put(digests(1, start=3), payload(COUNT, SIZE)[3:4])
+        result = reader.get(digests(COUNT), target, records=records)
+        assert (result.hits, result.mismatches) == (hits, 0)
+        assert (target[:hits] == payload(COUNT, SIZE)[:hits]).all()
+        assert result.states[3] == (HIT if stored else MISS)
+
+
+def test_a_damaged_block_is_counted_once_and_a_miss(
+    pool: Pool, finder: KVCache, reader: KVCache
+) -> None:
+    records = finder.pin(digests(COUNT)).records()
+    offset = int(records["offset"][2]) + 64
+    ffi.cast("uint8_t *", lib.bl_pool_address(pool.handle, offset))[0] ^= 1
+    result = reader.get(digests(COUNT), np.zeros((COUNT, SIZE), np.uint8), records=records)
+    assert (result.hits, result.mismatches) == (2, 1)
+
+
+@pytest.mark.parametrize("field", ["block", "generation", "offset"])
+def test_records_of_another_pool_only_cost_a_call(
+    finder: KVCache, reader: KVCache, server: IndexServer, field: str
+) -> None:
+    records = finder.pin(digests(COUNT)).records().copy()
+    records[field][1:] = np.iinfo(records[field].dtype).max - 7
+    before = server.stat().call_count
+    target = np.zeros((COUNT, SIZE), np.uint8)
+    result = reader.get(digests(COUNT), target, records=records)
+    assert (result.hits, result.mismatches) == (COUNT, 0)
+    assert (target == payload(COUNT, SIZE)).all()
+    assert server.stat().call_count > before
+
+
+def test_a_reader_finds_blocks_of_a_dead_server_after_a_takeover(
+    pool: Pool, reader: KVCache, server: IndexServer
+) -> None:
+    """Without a call, a session does not detect a takeover."""
+    with KVCache(pool, namespace="test") as finder:
+        finder.put(digests(COUNT), payload(COUNT, SIZE))
+    server.stop()
+    with IndexServer(pool), KVCache(pool, namespace="test") as finder:
+        records = finder.pin(digests(COUNT)).records()
+        target = np.zeros((COUNT, SIZE), np.uint8)
+        for _ in range(2):
+            result = reader.get(digests(COUNT), target, records=records)
+            assert (result.hits, result.mismatches) == (COUNT, 0)
+            assert (target == payload(COUNT, SIZE)).all()
+
+
+@pytest.mark.parametrize("change", ["one less", "another type"])
+def test_records_must_have_a_row_for_each_block(
+    finder: KVCache, reader: KVCache, change: str
+) -> None:
+    records = finder.pin(digests(COUNT)).records()
+    wrong = records[:-1] if change == "one less" else np.zeros(COUNT, np.uint64)
+    with pytest.raises(LayoutError, match=r"6 blocks need 6 records; .*BLOCK_RECORD"):
+        reader.get(digests(COUNT), np.zeros((COUNT, SIZE), np.uint8), records=wrong)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients report with each call."""
+    monkeypatch.setattr(report, "INTERVAL_S", 0.0)
+
+
+def call_count(server: IndexServer) -> int:
+    found = server.calls().get("report")
+    return found.calls if found else 0
+
+
+@pytest.mark.parametrize("own_engine", [False, True])
+def test_a_damaged_block_counts_as_a_checksum_and_a_removed_one_does_not(
+    pool: Pool, server: IndexServer, at_once: None, own_engine: bool
+) -> None:
+    engine = CpuEngine(pool) if own_engine else "auto"
+    with KVCache(pool, namespace="test", engine=engine) as cache:
+        cache.put(digests(3), payload(3, 40_000))
+        flip(pool, place(cache, digests(3)[1]) + 39_999)
+        assert cache.get(digests(3), np.zeros((3, 40_000), np.uint8)).hits == 1
+        found = server.reported(0)
+        assert (found[report.Figure.MISMATCHES], found[report.Figure.CHECKSUM_FAILURES]) == (1, 1)
+        assert cache.client.stat().checksum_count == 1
+        assert cache.get(digests(1), np.zeros((1, 39_999), np.uint8)).hits == 0  # another length
+        found = server.reported(0)
+        assert (found[report.Figure.MISMATCHES], found[report.Figure.CHECKSUM_FAILURES]) == (2, 1)
+
+
+def test_a_client_reports_at_most_once_per_interval(
+    cache: KVCache, server: IndexServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(20):
+        cache.put(digests(2), payload(2, 100))
+    assert call_count(server) == 0
+    monkeypatch.setattr(report, "INTERVAL_S", 0.0)
+    cache.client.report.take()  # starts again: earlier counts are dropped
+    cache.put(digests(2), payload(2, 100))
+    assert call_count(server) == 1
+    assert server.reported(0)[report.Figure.PRESENT_BLOCKS] == 2
+    cache.client.send_report()
+    assert call_count(server) == 1  # there was nothing to report
+
+
+def test_a_server_without_support_gets_no_reports(
+    at_once: None, cache: KVCache, server: IndexServer
+) -> None:
+    with server._running() as handle:
+        lib.bl_server_handle_method(handle, lib.BL_METHOD_REPORT, ffi.NULL, ffi.NULL)
+    for _ in range(3):
+        cache.put(digests(2), payload(2, 100))
+    assert server.calls()["report"] == (1, 1)
+
+
+def test_a_report_that_fails_is_lost_and_no_call_fails_for_it(
+    at_once: None, cache: KVCache, server: IndexServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "KINDS", (*("x",) * lib.BL_REPORT_KINDS, *KINDS))
+    assert cache.put(digests(2), payload(2, 100)).stored == 2  # of a kind that the server rejects
+    assert server.calls()["report"].errors == 1
+    monkeypatch.setattr(report, "KINDS", KINDS)
+    assert cache.get(digests(2), np.zeros((2, 100), np.uint8)).hits == 2
+    found = server.reported(0)
+    assert (found[report.Figure.STORED_BLOCKS], found[report.Figure.HIT_BLOCKS]) == (0, 2)
+
+
+def test_times_fall_into_the_bucket_of_their_bound(
+    at_once: None, cache: KVCache, server: IndexServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seconds in (report.SECONDS[0], 0.3, 1.0, 1.5, 7.0):
+        with monkeypatch.context() as clock:
+            clock.setattr(time, "perf_counter", lambda now=seconds: now)
+            cache.client.report.looked_up(0.0)
+    cache.client.send_report()
+    counts, total = server.reported(0).times(Operation.LOOKUP)
+    assert (counts[0], counts[-2], counts[-1], sum(counts)) == (1, 2, 2, 5)
+    assert total == pytest.approx(9.80001)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"",
+        bytes(7),
+        bytes(8 * (lib.BL_REPORT_FIGURES + 2)),
+        bytes(9),
+        struct.pack("=2Q", lib.BL_REPORT_KINDS, 1),
+        struct.pack("=2Q", 1 << 63, 1),
+    ],
+    ids=["empty", "short", "long", "uneven", "kind", "far kind"],
+)
+def test_a_malformed_report_is_rejected(
+    cache: KVCache, server: IndexServer, request_: bytes
+) -> None:
+    with pytest.raises(BadRequestError):
+        cache.client.call(lib.BL_METHOD_REPORT, request_)
+    assert not any(server.reported(kind) for kind in range(lib.BL_REPORT_KINDS))
+    cache.client.call(lib.BL_METHOD_REPORT, bytes(8 * (lib.BL_REPORT_FIGURES + 1)))  # the longest
+
+
+CHAINS = 12
+MIXED = [
+    ["hardware", "software"],
+    long(["software", "hardware"]),
+    long(["hardware", "software", "hardware"]),
+]
+
+
+def hits(server: Process) -> int:
+    found = re.search(r"\bhit_count=(\d+)", server.request("stat"))
+    assert found
+    return int(found[1])
+
+
+@pytest.mark.parametrize("interleave", [True, long(False)], ids=["interleaved", "one by one"])
+@pytest.mark.parametrize("modes", MIXED, ids=",".join)
+def test_processes_share_blocks_on_a_mixed_pool(
+    shm: Path, modes: list[str], interleave: bool
+) -> None:
+    paths = [shm / str(index) for index in range(len(modes))]
+    with Pool.create(
+        paths, device_size=24 << 20, coherence=modes, interleave=interleave, sparse=True
+    ) as pool:
+        assert [device.coherence for device in pool.devices] == modes
+        churn(pool, paths)
+
+
+@pytest.mark.parametrize("metadata", ["hardware", long("software")])
+def test_processes_share_blocks_on_a_pool_with_a_metadata_device(shm: Path, metadata: str) -> None:
+    paths, first = [shm / "0", shm / "1"], shm / "metadata"
+    with Pool.create(
+        paths,
+        device_size=24 << 20,
+        coherence="software",
+        metadata=first,
+        metadata_coherence=metadata,
+        sparse=True,
+    ) as pool:
+        churn(pool, [*paths, first])
+
+
+def churn(pool: Pool, paths: list[Path]) -> None:
+    """Run a server, and processes that write, read and remove blocks; no byte is wrong."""
+    with Process(roles.serve_index, paths) as server:
+        workers = [Process(roles.churn, paths) for _ in range(2)]
+        for seed, worker in enumerate(workers):
+            worker.send(f"go {seed} {CHAINS}")
+        assert eventually(lambda: hits(server) > 200, timeout_s=120)
+        results = [json.loads(worker.request("enough")) for worker in workers]
+        assert [worker.end() for worker in workers] == [0, 0]
+        assert server.end() == 0
+    assert [worker["wrong"] for worker in results] == [0, 0]
+    report = check_pool(pool, payload=True)
+    assert (report.finding_count, report.block_count > 0) == (0, True), report.findings

@@ -1,26 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Puts and gets with an engine have the same results as those in C, and leave no partial work."""
+"""Puts and gets with an engine have the same results as those in C, leave no partial work, and
+survive faults of the DSA and of a process.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support import role
+from support.soft_dsa import soft_portal
 
 from beluga import IndexServer, KVCache, Pool
 from beluga._ffi import ffi, lib
 from beluga.errors import LayoutError, TransferError
-from beluga.index import BlockState, IndexClient, check_pool
+from beluga.index import BlockState, check_pool
 from beluga.kvcache import CHUNK_SIZE, Run
 from beluga.transfer import (
     BlockLayout,
     CopyEngine,
     CpuEngine,
+    DsaEngine,
     IoHandle,
     Link,
     LinkSettings,
@@ -34,7 +40,7 @@ from beluga.transfer import (
     View,
     arrangements,
 )
-from tests.kvcache.conftest import digests, payload
+from tests.kvcache.conftest import digests, flip, payload, place
 
 
 class Hooked:
@@ -96,18 +102,6 @@ def caches(pool: Pool, server: IndexServer) -> Iterator[Callable[[CopyEngine | N
         cache.close()
 
 
-def flip(pool: Pool, offset: int) -> None:
-    """Damage one byte in the pool."""
-    address = ffi.cast("uint8_t *", lib.bl_pool_address(pool.handle, offset))
-    address[0] ^= 0x40
-    lib.bl_drop(address, 1)
-
-
-def place(cache: KVCache, digest: bytes) -> int:
-    """Return the pool offset of a block."""
-    return IndexClient(cache.client).lookup(cache.keys([digest])).hits[0].offset
-
-
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("length", [1, 63, 4096, CHUNK_SIZE + 1, 3 * CHUNK_SIZE - 7, 5 << 19])
 def test_an_engine_and_c_read_each_others_blocks(
@@ -130,20 +124,23 @@ def test_an_engine_and_c_read_each_others_blocks(
     assert check_pool(pool, payload=True).finding_count == 0
 
 
+@pytest.mark.parametrize("check_checksums", [True, False])
 def test_puts_and_gets_take_turns_on_a_link(
-    pool: Pool, caches: Callable[..., KVCache], tmp_path: Path
+    pool: Pool, caches: Callable[..., KVCache], tmp_path: Path, *, check_checksums: bool
 ) -> None:
     fast = Speed(8 << 30)
     settings = LinkSettings(read=fast, write=fast, device=fast)
     link = Link("kv", settings, pool=pool, directory=tmp_path)
     blocks, targets = payload(3, 600_000), np.zeros((3, 600_000), np.uint8)
-    place = IoHandle(link)
-    cache = caches(ScheduledEngine(CpuEngine(pool, threads=1), place))
+    handle = IoHandle(link)
+    engine = ScheduledEngine(CpuEngine(pool, threads=1), handle, read=TransferClass.PREFETCH)
+    cache = caches(engine, check_checksums=check_checksums)
     assert cache.put(digests(3), blocks).stored == 3
     assert link.bytes_of(TransferClass.OFFLOAD) == (0, blocks.nbytes)
     assert cache.get(digests(3), targets).hits == 3
-    assert link.bytes_of(TransferClass.ONBOARD) == (blocks.nbytes, 0)
-    place.close()
+    assert link.bytes_of(TransferClass.PREFETCH) == (blocks.nbytes, 0)
+    assert handle.transfer_stats(TransferClass.PREFETCH).pieces > 3
+    handle.close()
     assert np.array_equal(blocks, targets)
     with pytest.raises(TransferError, match="closed"):
         cache.get(digests(3), targets)
@@ -344,3 +341,65 @@ def test_only_chunks_that_tokens_touch_are_verified(
         assert (result.hits, result.mismatches) == ((2, 0) if hit else (1, 1))
         assert bare.get_tokens(digests(2), tokens, target).hits == 2
         flip(pool, start + at)
+
+
+TIMEOUT_S = 60.0
+STORM = {"fault": 9000, "list_fault": 9000, "full": 9000, "full_run": 4, "error": 2000}
+
+
+@pytest.mark.parametrize("length", [63, 3 * CHUNK_SIZE - 7, 5 << 19])
+def test_cpu_and_faulty_dsa_read_each_others_blocks(
+    pool: Pool, server: IndexServer, cache: KVCache, length: int
+) -> None:
+    faults = {"seed": length, "reorder": 30_000, "late": 9000, **STORM}
+    engine = DsaEngine(pool, soft_portal(faults=faults))
+    blocks = payload(6, length)
+    with KVCache(pool, namespace="test", engine=engine) as by_dsa:
+        assert by_dsa.put(digests(3), blocks[:3]).stored == 3
+        assert cache.put(digests(3, start=3), blocks[3:]).stored == 3
+        for reader in (by_dsa, cache):
+            targets = np.zeros_like(blocks)
+            result = reader.get(digests(6), targets)
+            assert (result.hits, result.mismatches) == (6, 0)
+            assert np.array_equal(blocks, targets)
+    engine.close()
+    assert check_pool(pool, payload=True).finding_count == 0
+
+
+def slow_writer(paths: list[str]) -> None:
+    """Put with a slow device; "ready" is printed once the copy was started."""
+    pool = Pool.open(paths)
+    engine = DsaEngine(pool, soft_portal(faults={"delay_us": 500_000}))
+    gather_write = engine.gather_write
+
+    def announce(plan: Plan) -> Transfer:
+        transfer = gather_write(plan)
+        role.reply("ready")
+        return transfer
+
+    engine.gather_write = announce  # type: ignore[method-assign]
+    with KVCache(pool, namespace="test", engine=engine) as cache:
+        cache.put(digests(2), np.ones((2, 4 << 20), np.uint8))
+    role.reply("stored")
+
+
+def test_copies_in_flight_of_a_killed_process_are_never_visible(
+    pool: Pool, server: IndexServer, cache: KVCache
+) -> None:
+    with role.Process(slow_writer, [device.path for device in pool.devices]) as writer:
+        states = cache.get(digests(2), np.zeros((2, 4 << 20), np.uint8)).states
+        assert BlockState.HIT not in set(states.tolist())
+        assert writer.receive(0) == "", "it was killed before its end"
+        writer.kill()
+    blocks = payload(2, 4 << 20)
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        result = cache.put(digests(2), blocks)
+        if result.stored + result.present == 2:
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    targets = np.zeros_like(blocks)
+    assert cache.get(digests(2), targets).hits == 2
+    assert np.array_equal(targets, blocks)
+    assert check_pool(pool, payload=True).finding_count == 0

@@ -1,18 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A cache on its host's link moves the same bytes, counts them, and stops between pieces."""
+"""A cache on its host's link moves the same bytes, counts them, and stops between pieces; two
+processes share the link, and one continues when the other is killed.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
+import os
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from beluga_bench.system.throttlers import Queue
+from support import role
+from support.emulation import needs_a_cpu
 
 from beluga import IndexServer, KVCache, Pool
 from beluga.errors import TransferCancelledError, TransferError
@@ -68,9 +76,9 @@ def test_bytes_on_a_link_are_correct_and_counted_by_class(
     settings = {"threads": threads, "check_checksums": check_checksums, "chunk_size": chunk_size}
     with KVCache(pool, namespace="test", link=link, **settings) as cache:  # type: ignore[arg-type]
         assert cache.put(digests(4), [np.split(block, cuts) for block in blocks]).stored == 4
-        found = cache.get(digests(4), [np.split(target, cuts) for target in targets])
+        result = cache.get(digests(4), [np.split(target, cuts) for target in targets])
         carried = cache.transfer_stats()
-    assert (found.hits, found.mismatches) == (4, 0)
+    assert (result.hits, result.mismatches) == (4, 0)
     assert np.array_equal(blocks, targets)
     assert carried[TransferClass.OFFLOAD].bytes == 4 * LENGTH
     assert carried[TransferClass.ONBOARD].bytes == 4 * LENGTH
@@ -97,7 +105,7 @@ def test_blocks_stored_with_a_link_are_found_without(
         assert bare.get(digests(2), targets).hits == 2
         assert np.array_equal(blocks, targets)
         assert ahead.get(digests(2), targets).hits == 2
-        assert not any(one.pieces for one in bare.transfer_stats().values())
+        assert not any(stats.pieces for stats in bare.transfer_stats().values())
     assert link.bytes_of(kind)[0] == link.bytes_of(TransferClass.SCRUB)[0] == 2 * LENGTH
 
 
@@ -285,3 +293,104 @@ def test_the_link_setting_is_parsed() -> None:
     for wrong in ("", "fast", "1/2/3", "-1", "0", "nan", "inf"):
         with pytest.raises(TransferError):
             parse_settings(wrong)
+
+
+# ---- Two processes on one link
+
+
+COUNT, SIZE = 4, 1 << 20
+RATE, SHARED_PIECE = 32 << 20, 64 << 10
+SHARED = LinkSettings(
+    read=Speed(RATE),
+    write=Speed(RATE),
+    device=None,
+    duplex=False,
+    piece_size=SHARED_PIECE,
+    shares=(8, 4, 1, 1),
+)
+KINDS = (TransferClass.ONBOARD, TransferClass.OFFLOAD)
+
+
+def copier(directory: str, paths: list[str], what: str) -> None:
+    """Put or get over the link until the input has a byte; then print the unthrottled pieces."""
+    blocks = np.ones((COUNT, SIZE), np.uint8)
+    with Pool.open(paths) as pool:
+        link = Link("host", SHARED, pool=pool, directory=Path(directory))
+        with KVCache(pool, namespace="test", link=link, timeout_s=60) as cache:
+            os.set_blocking(sys.stdin.fileno(), False)
+            role.reply("ready")
+            for turn in itertools.count(1):
+                if sys.stdin.buffer.raw.read(1) is not None:  # type: ignore[attr-defined]
+                    break
+                if what == "put":
+                    keys = digests(COUNT, start=COUNT * turn)
+                    assert cache.put(keys, blocks).stored == COUNT
+                    cache.remove(keys)
+                else:
+                    assert cache.get(digests(COUNT), blocks).hits == COUNT
+            role.reply(sum(stats.unthrottled for stats in cache.transfer_stats().values()))
+
+
+@pytest.fixture
+def shared_link(pool: Pool, server: IndexServer, shm: Path) -> Iterator[Link]:
+    """Make a link, after the blocks for the gets were put without it."""
+    with KVCache(pool, namespace="test") as cache:
+        assert cache.put(digests(COUNT), np.ones((COUNT, SIZE), np.uint8)).stored == COUNT
+    made = Link("host", SHARED, pool=pool, directory=shm)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def process(pool: Pool, shared_link: Link, shm: Path) -> Iterator[Callable[[str], role.Process]]:
+    paths = [device.path for device in pool.devices]
+    with contextlib.ExitStack() as started:
+        yield lambda what: started.enter_context(role.Process(copier, shm, paths, what))
+
+
+def moved(link: Link, seconds: float) -> tuple[list[int], float]:
+    """Return the bytes of each class that move within ``seconds``."""
+    before, start = [link.bytes_of(kind)[0] for kind in KINDS], time.monotonic()
+    time.sleep(seconds)
+    after, end = [link.bytes_of(kind)[0] for kind in KINDS], time.monotonic()
+    return [b - a for a, b in zip(before, after, strict=True)], end - start
+
+
+@pytest.mark.long
+@needs_a_cpu("too few pieces pass in a second to compare their shares")
+def test_gets_have_their_share_during_endless_puts(
+    shared_link: Link, process: Callable[[str], role.Process]
+) -> None:
+    """The shares are 8 to 1 of a link that each of them could fill alone."""
+    for what in ("get", "put"):
+        process(what)
+    seen, right = [], 0
+    for _ in range(WAIT_S):  # a busy machine may starve either process; such seconds do not count
+        (onboard, offload), took_s = moved(shared_link, 1)
+        assert onboard + offload <= 1.1 * RATE * took_s + 16 * SHARED_PIECE
+        seen.append((onboard, offload))
+        right += offload > 0 and 3 < onboard / offload < 20
+        if right == 5:
+            break
+    assert right == 5, f"not 8 to 1: {seen}"
+
+
+def test_a_process_killed_during_a_copy_blocks_no_other(
+    shared_link: Link, process: Callable[[str], role.Process]
+) -> None:
+    getter, putter = process("get"), process("put")
+    direction = shared_link.directions[Direction.READ]
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end and not all(direction.bytes_of(kind) for kind in KINDS):
+        time.sleep(0.01)
+    putter.kill()
+    fastest = 0.0
+    for _ in range(10):
+        (onboard, _), took_s = moved(shared_link, 0.5)
+        fastest = max(fastest, onboard / took_s)
+        if fastest > 0.7 * RATE:
+            break
+    assert fastest > 0.7 * RATE  # nearly the whole shared_link
+    members = [member for member in direction.handle.members if member.owner != 0]
+    assert [int(member.owner) & 0xFFFFFFFF for member in members] == [getter.pid]
+    assert getter.request("enough") == "0", "no piece was unthrottled"

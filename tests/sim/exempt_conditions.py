@@ -24,7 +24,7 @@ _CLOCK = "reads a clock for latencies that are not requested"
 _CLOSED = "unlocks and closes no descriptor, which the kernel refuses"
 _SUSPECT = "an inherited session is suspect already, so it can only end as GONE"
 _COUNTED = (
-    "only whether a miss counts as a wrong checksum differs: tests/kvcache/test_client_report.py"
+    "only whether a miss counts as a wrong checksum differs: tests/kvcache/test_cache.py"
 )
 _ENDED = "a grant ends with its session, so the abort is refused for every caller"
 _FENCED = "one more full fence, which costs time"
@@ -1148,12 +1148,12 @@ TESTED: Conditions = {
     },
     ("kvcache/put.c", "bl_kv_put"): {
         ("status == 0", 0, "true"): (
-            "tests/kvcache/test_cache.py::test_without_a_server_a_put_raises"
+            "tests/kvcache/test_cache.py::test_without_a_server_calls_raise_and_a_get_is_not_a_miss"
         ),
     },
     ("kvcache/put.c", "bl_kv_reserve"): {
         ("status < 0", 0, "false"): (
-            "tests/kvcache/test_cache.py::test_without_a_server_a_put_raises"
+            "tests/kvcache/test_cache.py::test_without_a_server_calls_raise_and_a_get_is_not_a_miss"
         ),
     },
     ("kvcache/put.c", "bl_checksums_write"): {
@@ -1405,7 +1405,7 @@ TESTED: Conditions = {
             "tests/index/test_takeover.py::test_a_restart_touches_the_used_part_of_the_tables"
         ),
         ("whole", 2, "true"): (
-            "tests/index/test_lower_work.py::test_a_damaged_tombstone_is_dropped"
+            "tests/index/test_tasks.py::test_a_damaged_tombstone_is_dropped"
         ),
         ("entry.state == BL_ENTRY_TIER", 0, "false"): (
             "tests/tiers/test_removals.py::test_a_removal_reaches_a_tier_that_the_server_lacks"
@@ -1631,7 +1631,7 @@ TESTED: Conditions = {
     },
     ("kvcache/get.c", "bl_kv_get"): {
         ("status < 0", 1, "false"): (
-            "tests/kvcache/test_cache.py::test_without_a_server_a_get_raises_and_is_not_a_miss"
+            "tests/kvcache/test_cache.py::test_without_a_server_calls_raise_and_a_get_is_not_a_miss"
         ),
     },
     ("kvcache/get.c", "bl_kv_release"): {

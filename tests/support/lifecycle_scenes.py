@@ -52,7 +52,7 @@ ENDS = ("close", "stop")
 
 ELSEWHERE = {
     "beluga.admin": "tests/admin: threads in a server's process, as in `beluga serve`",
-    "beluga.cli.services": "tests/tiers/test_late.py: they end the services of a server's process",
+    "beluga.cli.services": "tests/tiers/test_tier_service.py: they end the services of a server's process",
     "beluga.connectors": "tests/connectors: they have one cache each, and engines of their own",
     "beluga.events": "tests/events: a service in a server's process, as in `beluga serve`",
     "beluga.gateway": "tests/gateway: on an event loop, without C",
@@ -60,10 +60,10 @@ ELSEWHERE = {
     "beluga.replay": "tests/replay: processes, without C",
     "beluga.disagg": "tests/disagg: on an event loop; a queue in the pool has one cache",
     "beluga.tiers.disk": "tests/tiers/test_disk.py",
-    "beluga.tiers.settings": "tests/tiers/test_late.py",
+    "beluga.tiers.settings": "tests/tiers/test_tier_service.py",
     "beluga.tiers.service": "tests/tiers/test_tier_service.py: it has sessions of its own",
     "beluga.kvbm": "tests/kvbm: in Python, without C",
-    "beluga.tiers.remote": "tests/tiers/test_remote_clients.py: threads, without C",
+    "beluga.tiers.remote": "tests/tiers/test_remote_stores.py: threads, without C",
     "beluga.tiers.tier": "a protocol",
     "beluga.pool.mapping": "the pool's own",
     "beluga._shared": "used by the pool, places and all on them",

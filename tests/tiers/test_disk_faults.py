@@ -32,7 +32,8 @@ from support.emulation import PATIENCE
 from support.interrupts import Interrupts
 
 from beluga.errors import TierError
-from beluga.tiers.disk import DiskTier, SpreadTier, health
+from beluga.tiers import hanging as hanging_calls
+from beluga.tiers.disk import DiskTier, SpreadTier
 from beluga.tiers.disk.health import DirectionHealth
 
 LENGTH = FaultyDisk.length
@@ -687,7 +688,7 @@ def test_a_hanging_removal_takes_effect(hanging: FaultyDisk) -> None:
 def test_threads_that_hang_are_bounded(
     hanging: FaultyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "_HUNG_MAX", 2)
+    monkeypatch.setattr(hanging_calls, "_HUNG_MAX", 2)
     assert all(hanging.save(range(1)))
     hanging.engine.hung = {"read"}
     reads = hanging.engine.reads

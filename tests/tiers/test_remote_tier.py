@@ -24,8 +24,9 @@ from support.virtual_clock import Clock
 
 from beluga.coherence import crc32c
 from beluga.metrics import REGISTRY, Distribution
+from beluga.tiers.hanging import StoreThreads
 from beluga.tiers.remote import Breaker, RefusedError, RemoteSettings, RemoteTier
-from beluga.tiers.remote.health import CLOSED, HALF_OPEN, OPEN, StoreThreads
+from beluga.tiers.remote.health import CLOSED, HALF_OPEN, OPEN
 from beluga.tiers.remote.tier import HEADER, WrongObjectError, name_of, pack, unpack
 
 THREADS = 4
@@ -275,7 +276,7 @@ def test_loads_overtake_slow_saves(open_tier: Open) -> None:
 def test_urgent_loads_run_first() -> None:
     order: list[str] = []
     gate = threading.Event()
-    workers = StoreThreads(2, spare=0, limit_s=60, name="test", hung=lambda begun: None)
+    workers = StoreThreads(2, spare=0, limit_s=60, hung=lambda begun: None)
     held = [workers.submit(gate.wait, urgent=True) for _ in range(2)]
     others = [
         workers.submit(lambda name=name: order.append(name), urgent=name == "load")

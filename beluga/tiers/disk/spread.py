@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beluga.errors import TierError
-from beluga.tiers.disk.health import DiskCall
 from beluga.tiers.disk.tier import DiskTier
+from beluga.tiers.hanging import DiskCall
 from beluga.tiers.tier import StoredBlock, check_blocks
 
 _T = TypeVar("_T")

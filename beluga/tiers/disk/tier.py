@@ -6,8 +6,8 @@ A block's bytes are written first, then its entry in the index, then both are ma
 then does the block count as saved. A crash at any point leaves a whole block or a miss: entry and
 bytes have their own checksums.
 
-Operations on the disk run on a thread that the caller may leave (calls.py). Operations on the index
-in memory run directly and never wait for a disk.
+Operations on the disk run on a thread that the caller may leave (tiers/hanging.py). Operations on
+the index in memory run directly and never wait for a disk.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from beluga.errors import TierError
 from beluga.metrics import REGISTRY
 from beluga.tiers.arena import Arena
 from beluga.tiers.disk.file import PAGE, DiskSet, Owner
-from beluga.tiers.disk.health import DirectionHealth, DiskCall, DiskThreads
+from beluga.tiers.disk.health import DirectionHealth
 from beluga.tiers.disk.store import (
     GRANTED,
     PENDING,
@@ -46,6 +46,7 @@ from beluga.tiers.disk.store import (
     make_engine,
     requests_of,
 )
+from beluga.tiers.hanging import DiskCall, DiskThreads
 from beluga.tiers.tier import (
     BREAKER_STATE,
     LOADED_BLOCKS,

@@ -41,7 +41,8 @@ from beluga.coherence import crc32c
 from beluga.errors import TierError, is_of_request
 from beluga.limit import LogLimit, and_more
 from beluga.metrics import REGISTRY
-from beluga.tiers.remote.health import Breaker, StoreThreads
+from beluga.tiers.hanging import StoreThreads
+from beluga.tiers.remote.health import Breaker
 from beluga.tiers.remote.store import Contents, ObjectStore, RemoteSettings
 from beluga.tiers.tier import (
     BLOCK,
@@ -113,7 +114,6 @@ class RemoteTier:
             self.threads,
             spare=settings.abandoned,
             limit_s=settings.operation_s,
-            name=f"beluga-remote {name}",
             hung=self._hung,
         )
         self._wrong: dict[str, None] = {}  # names of wrong objects, which the next save replaces
