@@ -92,7 +92,7 @@ def _name_and_help(name: str) -> tuple[str, str]:
     return f"beluga_kvbm_{name}", METRICS[name][1]
 
 
-class Metrics:
+class BlockMetrics:
     """The metrics of one pool and its manager. The gauges hold a weak reference to the pool."""
 
     def __init__(self, pool: BlockPool, registry: Registry | None = None) -> None:

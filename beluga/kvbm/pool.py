@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from beluga._shared import when_forked
 from beluga.errors import TierError
-from beluga.kvbm.metrics import PREFETCH_ABOVE, Metrics, MissedTarget, Targets
+from beluga.kvbm.metrics import PREFETCH_ABOVE, BlockMetrics, MissedTarget, Targets
 from beluga.threads import Thread
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ class BlockPool:
         self._ghosts: OrderedDict[Key, None] = OrderedDict()
         self._ghosts_max = total_blocks if ghosts is None else ghosts
         self._heat = _Heat(2 * total_blocks, half_life_s=half_life_s, clock=clock)
-        self.metrics = Metrics(self, registry)
+        self.metrics = BlockMetrics(self, registry)
         self._closed = False
         when_forked(self)
 
@@ -440,7 +440,7 @@ class BlockPool:
             yield
             self._grant()
             answers, self._answers = self._answers, []
-            if not self._waiting:
+            if self._watcher is not None and not self._waiting:
                 self._woken.set()
         for answer in answers:
             answer()
@@ -478,7 +478,7 @@ class BlockPool:
         """Replace the lock in a forked child, where a thread of the parent may hold it forever, and
         forget the thread.
         """
-        self.lock, self._watcher = threading.Lock(), None
+        self.lock, self._woken, self._watcher = threading.Lock(), threading.Event(), None
 
     # Everything below is called with the lock held.
 

@@ -166,29 +166,6 @@ def test_blocks_of_different_fragments_are_copied_in_one_batch(
     assert np.array_equal(blocks, targets)
 
 
-@pytest.mark.parametrize("wrong", [0, 2, 4])
-def test_only_a_damaged_block_is_a_miss(
-    pool: Pool, caches: Callable[..., KVCache], wrong: int
-) -> None:
-    cache = caches(CpuEngine(pool))
-    blocks = payload(5, 40_000)
-    cache.put(digests(5), blocks)
-    flip(pool, place(cache, digests(5)[wrong]) + 39_999)
-    targets = np.zeros_like(blocks)
-    result = cache.get(digests(5), targets)
-    assert (result.hits, result.mismatches) == (wrong, 1)
-    assert np.array_equal(blocks[:wrong], targets[:wrong])
-    assert [state == BlockState.HIT for state in result.states] == [i != wrong for i in range(5)]
-
-
-def test_damaged_checksums_are_a_miss(pool: Pool, caches: Callable[..., KVCache]) -> None:
-    cache = caches(CpuEngine(pool))
-    cache.put(digests(2), payload(2, 40_000))
-    flip(pool, place(cache, digests(2)[1]) + 40_000)  # the checksums follow the payload
-    targets = np.zeros((2, 40_000), np.uint8)
-    assert cache.get(digests(2), targets).hits == 1
-
-
 def test_a_block_evicted_during_a_read_is_a_miss(
     pool: Pool, caches: Callable[..., KVCache]
 ) -> None:

@@ -390,7 +390,7 @@ def test_a_process_killed_during_a_copy_blocks_no_other(
         fastest = max(fastest, onboard / took_s)
         if fastest > 0.7 * RATE:
             break
-    assert fastest > 0.7 * RATE  # nearly the whole shared_link
+    assert fastest > 0.7 * RATE  # nearly the whole link
     members = [member for member in direction.handle.members if member.owner != 0]
     assert [int(member.owner) & 0xFFFFFFFF for member in members] == [getter.pid]
     assert getter.request("enough") == "0", "no piece was unthrottled"

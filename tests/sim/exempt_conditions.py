@@ -23,9 +23,7 @@ _CHECKED = "checks bytes though the caller did not request it, which costs time"
 _CLOCK = "reads a clock for latencies that are not requested"
 _CLOSED = "unlocks and closes no descriptor, which the kernel refuses"
 _SUSPECT = "an inherited session is suspect already, so it can only end as GONE"
-_COUNTED = (
-    "only whether a miss counts as a wrong checksum differs: tests/kvcache/test_cache.py"
-)
+_COUNTED = "only whether a miss counts as a wrong checksum differs: tests/kvcache/test_cache.py"
 _ENDED = "a grant ends with its session, so the abort is refused for every caller"
 _FENCED = "one more full fence, which costs time"
 _FLUSH = "flushes what no device has written, or flushes it an additional time, which costs time"
@@ -1404,9 +1402,7 @@ TESTED: Conditions = {
         ("bl_table_ends(memory, offset, bl_entry_offset(g, number, half), number)", 0, "false"): (
             "tests/index/test_takeover.py::test_a_restart_touches_the_used_part_of_the_tables"
         ),
-        ("whole", 2, "true"): (
-            "tests/index/test_tasks.py::test_a_damaged_tombstone_is_dropped"
-        ),
+        ("whole", 2, "true"): ("tests/index/test_tasks.py::test_a_damaged_tombstone_is_dropped"),
         ("entry.state == BL_ENTRY_TIER", 0, "false"): (
             "tests/tiers/test_removals.py::test_a_removal_reaches_a_tier_that_the_server_lacks"
         ),

@@ -52,7 +52,7 @@ ENDS = ("close", "stop")
 
 ELSEWHERE = {
     "beluga.admin": "tests/admin: threads in a server's process, as in `beluga serve`",
-    "beluga.cli.services": "tests/tiers/test_tier_service.py: they end the services of a server's process",
+    "beluga.cli.services": "tests/tiers/test_tier_service.py: the services of a server's process",
     "beluga.connectors": "tests/connectors: they have one cache each, and engines of their own",
     "beluga.events": "tests/events: a service in a server's process, as in `beluga serve`",
     "beluga.gateway": "tests/gateway: on an event loop, without C",

@@ -28,7 +28,7 @@ from beluga.tiers.sizing import AlwaysFetch, BreakEven, MeasuredBandwidth
 
 
 def mixed_keys(first: int, count: int) -> NDArray[np.uint64]:
-    """Return well-mixed mixed_keys of these numbers; equal numbers have equal mixed_keys."""
+    """Return well-mixed keys of these numbers; equal numbers have equal keys."""
     numbers = np.arange(first, first + count, dtype=np.uint64)
     mixed = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)

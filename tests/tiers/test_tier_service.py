@@ -750,29 +750,26 @@ def test_a_name_that_was_never_written_is_a_miss() -> None:
     assert take_name(StoredBlock(record[0], rows[0, :10])) is None
 
 
+# ---- A disk that cannot be opened yet
+
+
 Start = Callable[..., "subprocess.Popen[str]"]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
-LATE_LENGTH = 100_000
 DISK = 64 << 20
-LATE_NAMES = [hashlib.sha256(b"block %d" % i).digest() for i in range(400)]
-
-
-def content(number: int) -> NDArray[np.uint8]:
-    return np.random.default_rng(number).integers(0, 256, LATE_LENGTH, dtype=np.uint8)
 
 
 def put(cache: KVCache, number: int) -> None:
     """Put a block; with --offload wait it may be rejected until others were offered."""
-    block = content(number)[np.newaxis]
-    assert eventually(lambda: cache.put([LATE_NAMES[number]], block).stored == 1)
+    block = contents(range(number, number + 1))
+    assert eventually(lambda: cache.put([NAMES[number]], block).stored == 1)
 
 
 def has(cache: KVCache, number: int) -> bool:
     """Get a block, and return whether it was a hit; its bytes must be correct."""
-    target = np.zeros((1, LATE_LENGTH), np.uint8)
-    hit = cache.get([LATE_NAMES[number]], target).hits == 1
-    assert not hit or np.array_equal(target[0], content(number))
+    target = np.zeros((1, LENGTH), np.uint8)
+    hit = cache.get([NAMES[number]], target).hits == 1
+    assert not hit or np.array_equal(target, contents(range(number, number + 1)))
     return hit
 
 
@@ -870,15 +867,15 @@ def test_blocks_of_a_disk_are_hits_once_it_can_be_opened(
         for number in range(300):  # the pool has room for about 200
             put(cache, number)
         assert eventually(lambda: server.lower_stat().dirty_count == 0)
-        lost = [number for number in range(300) if cache.lookup([LATE_NAMES[number]]).tiers[0] == 2]
+        lost = [number for number in range(300) if cache.lookup([NAMES[number]]).tiers[0] == 2]
         assert len(lost) > 50
-    settings = {"server": pool.id, "smallest_block": LATE_LENGTH // 4096 * 4096}
+    settings = {"server": pool.id, "smallest_block": LENGTH // 4096 * 4096}
     other = DiskTier(disk, DISK, **settings)  # type: ignore[arg-type]
     with serving_late(pool, disk, patient=True, offload=offload) as (server, cache):
         assert breaker(disk) == 2
         assert not has(cache, lost[0])
         assert not has(cache, 399)
-        cache.remove([LATE_NAMES[lost[1]]])
+        cache.remove([NAMES[lost[1]]])
         for number in range(300, 390):  # each evicts another one
             put(cache, number)
         assert has(cache, 389)
@@ -924,7 +921,7 @@ def test_a_standby_replaces_a_stopped_server_and_gets_its_disk_and_endpoints(
     below = ["--disk", tmp_path / "disk", "--disk-bytes", "16M", "--admission", "always"]
     events = ["--events", live, "--events-replay", again]
     first = start("serve", *where, *below, *events)
-    assert first.stderr and first.stderr.readline().startswith("serving_late, epoch 1")
+    assert first.stderr and first.stderr.readline().startswith("serving, epoch 1")
     assert eventually(lambda: state_of_disk(run, where) == ["closed"])
     assert eventually(lambda: is_bound(live))  # the server serves before it has these two
     run("put", "key", "-", *where, stdin="some bytes")
@@ -954,7 +951,7 @@ def test_a_standby_serves_although_no_lane_is_left_for_its_tiers(
         where = ["--pool", shm / "p"]
         below = ["--disk", tmp_path / "disk", "--disk-bytes", "16M", "--admission", "always"]
         first = start("serve", *where)
-        assert first.stderr and first.stderr.readline().startswith("serving_late, epoch 1")
+        assert first.stderr and first.stderr.readline().startswith("serving, epoch 1")
         with ExitStack() as clients:
             cache = clients.enter_context(KVCache(pool, namespace="test", timeout_s=20))
             for _ in range(3):
