@@ -6,9 +6,9 @@ After a repair it finds nothing, and undamaged blocks are still stored.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -20,12 +20,13 @@ from typing import Any
 import numpy as np
 import pytest
 from damage import PLANTS, Ground, Plant, seal_table
+from support import role
 from support.blocks import held, put
 from support.emulation import long
 
 from beluga import KVCache
 from beluga.errors import DeviceBusyError, EpochDamagedError, NoServerError, ServerAliveError
-from beluga.index import IndexClient, IndexServer, check_pool, repair_pool
+from beluga.index import IndexClient, IndexServer, chain_names, check_pool, repair_pool
 from beluga.index.check import KINDS
 from beluga.pool import Pool
 from beluga.rpc import Client
@@ -37,28 +38,24 @@ SHAPES = {
     "row": {"devices": 3, "interleave": False, "coherence": "software"},
 }
 
-# The server of epoch 1 stops; that of epoch 2 and its client are killed in the middle of their
-# work.
-HISTORY = """
-import os, signal, sys
-import numpy as np
-from beluga import KVCache, IndexServer, Pool
-from beluga.index import chain_names
-pool = Pool.open(sys.argv[2:])
-blocks = np.random.default_rng(3).integers(0, 256, (COUNT, 100_000), dtype=np.uint8)
-names = [bytes([i]) * 16 for i in range(COUNT)]
-chain = chain_names(range(1, COUNT + 1), range(1, COUNT + 1), block_tokens=16)
-with IndexServer(pool), KVCache(pool, namespace="check") as cache:
-    assert cache.put(names[:10], blocks[:10], names=chain[:10]).stored == 10
-server = IndexServer(pool)
-server.start()
-cache = KVCache(pool, namespace="check")
-assert cache.put(names, blocks, names=chain).stored == COUNT - 10
-assert cache.put([bytes([99]) * 16], blocks[:1, :9000]).stored == 1
-for _ in range(5):
-    assert cache.lookup(names) == COUNT
-os.kill(os.getpid(), signal.SIGKILL)
-""".replace("COUNT", str(COUNT))
+
+def history(paths: list[str]) -> None:
+    """The server of epoch 1 stops; that of epoch 2 and its client are killed in their work."""
+    pool = Pool.open(paths)
+    blocks = np.random.default_rng(3).integers(0, 256, (COUNT, 100_000), dtype=np.uint8)
+    names = [bytes([i]) * 16 for i in range(COUNT)]
+    chain = chain_names(range(1, COUNT + 1), range(1, COUNT + 1), block_tokens=16)
+    with IndexServer(pool), KVCache(pool, namespace="check") as cache:
+        assert cache.put(names[:10], blocks[:10], names=chain[:10]).stored == 10
+    server = IndexServer(pool)
+    server.start()
+    cache = KVCache(pool, namespace="check")
+    assert cache.put(names, blocks, names=chain).stored == COUNT - 10
+    assert cache.put([bytes([99]) * 16], blocks[:1, :9000]).stored == 1
+    for _ in range(5):
+        assert cache.lookup(names) == COUNT
+    os.kill(os.getpid(), signal.SIGKILL)
+
 
 LOOKS = 200
 LENGTHS = (9_000, 100_000, 700_000, 2_200_000)
@@ -74,10 +71,8 @@ def shaped_paths(request: pytest.FixtureRequest, memory_root: Path) -> Iterator[
         shaped_paths = [Path(folder) / f"device{i}" for i in range(shape.pop("devices"))]
         options: dict[str, Any] = {"sparse": True, "max_blocks": 200, "lane_count": 4, **shape}
         Pool.create(shaped_paths, device_size=(192 << 20) // len(shaped_paths), **options).close()
-        ended = subprocess.run(
-            [sys.executable, "-c", HISTORY, "-", *map(str, shaped_paths)], check=False
-        )
-        assert ended.returncode == -signal.SIGKILL
+        ended = role.run(history, shaped_paths)
+        assert ended.returncode == -signal.SIGKILL, ended.stderr
         yield shaped_paths
 
 

@@ -7,24 +7,27 @@ hardware keeps coherent serves data under software coherence.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from damage import LINE, STRIPE, Ground
-from support import roles
+from support import role, roles
 from support.blocks import eventually, held, keys, put, states
 from support.emulation import long
 from support.role import Process
 
+from beluga import KVCache
 from beluga._ffi import ffi, lib
 from beluga.errors import CallTimeoutError
 from beluga.index import BlockState, IndexClient, IndexServer, check_pool, repair_pool
@@ -445,93 +448,57 @@ def test_a_stopped_client_keeps_its_grants_and_pins(index: IndexClient, paths: l
     assert held(index, [1, 2]) == {1, 2}
 
 
-# Two sessions: one without grants, and one that is in the middle of a put with a copy engine.
-# Commands make them release their locks ("unlock"), or name their process by the number that
-# another pid namespace has for it ("move").
-WRITER = """
-import fcntl, os, sys
-import numpy as np
-from beluga.kvcache import KVCache
-from beluga.pool import Pool
-from beluga.rpc import Client
+class BusyDevice:
+    """A copy engine in the middle of a copy, until the input ends. Lines of the input make it
+    release the locks of its process ("unlock"), or name the process by the number that another pid
+    namespace has for it ("move").
+    """
 
-def liveness_locks():
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if "/alive-" in os.readlink(f"/proc/self/fd/{name}"):
-                yield int(name)
-        except FileNotFoundError:
-            pass
-
-class Device:
     name = "device"
     fault = None
     piece_size = 0
 
-    def gather_write(self, plan):
-        print("writing", flush=True)
-        for line in sys.stdin:
-            for lock in liveness_locks():
-                if line == "unlock\\n":
-                    fcntl.flock(lock, fcntl.LOCK_UN)
-                elif os.fstat(lock).st_size:
-                    os.pwrite(lock, (1).to_bytes(8, "little"), 0)
-            print("done", flush=True)
+    def gather_write(self, plan: object) -> None:
+        for line in role.lines():
+            for file in [*Path("/proc/self/fd").iterdir()]:
+                with contextlib.suppress(FileNotFoundError):
+                    if "/alive-" not in str(file.readlink()):
+                        continue
+                    lock = int(file.name)
+                    if line == "unlock":
+                        fcntl.flock(lock, fcntl.LOCK_UN)
+                    elif os.fstat(lock).st_size:
+                        os.pwrite(lock, (1).to_bytes(8, "little"), 0)
+            role.reply("done")
 
-    def close(self):
-        pass
+    def close(self) -> None: ...
 
-with Pool.open(sys.argv[1:]) as pool, Client(pool) as plain:
-    with KVCache(pool, namespace="", engine=Device()) as cache:
+
+def put_by_a_device(paths: list[str]) -> None:
+    """Two sessions: one without grants, and one that is in the middle of a put."""
+    engine: Any = BusyDevice()
+    with (
+        Pool.open(paths) as pool,
+        Client(pool),
+        KVCache(pool, namespace="", engine=engine) as cache,
+    ):
         words = np.arange(1 << 16, dtype=np.uint64).reshape(1, -1)
         cache.put(np.array([[7, os.getpid()]], dtype=np.uint64), words)
-"""
-
-
-class Writer:
-    """A process that runs WRITER; it is killed with the test."""
-
-    def __init__(self, paths: list[Path]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, *map(str, paths)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
-
-    def receive(self) -> str:
-        assert self.process.stdout
-        return self.process.stdout.readline().strip()
-
-    def request(self, what: str) -> None:
-        assert self.process.stdin
-        self.process.stdin.write(what + "\n")
-        assert self.receive() == "done"
-
-    def zombie(self) -> None:
-        """Kill a process, so that it stays a zombie: no process waits for it."""
-        self.process.kill()
-        os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
 
 
 @pytest.fixture
-def writer(paths: list[Path]) -> Iterator[Callable[[], Writer]]:
-    """Return a function that starts a writer and waits until its device writes."""
-    made: list[Writer] = []
+def writer(paths: list[Path]) -> Iterator[Callable[[], Process]]:
+    """Return a function that starts a writer, a child of this process, and waits until its device
+    writes.
+    """
+    with contextlib.ExitStack() as started:
+        yield lambda: started.enter_context(Process(put_by_a_device, paths, prefix=["env"]))
 
-    def start() -> Writer:
-        made.append(Writer(paths))
-        assert made[-1].receive() == "writing"
-        return made[-1]
 
-    yield start
-    for started in made:
-        started.end()
+def end_as_zombie(process: Process) -> None:
+    """Kill a process, so that it stays a zombie: no process waits for it."""
+    process.signal(signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
 def _start_unseen(server: IndexServer) -> None:
@@ -551,42 +518,42 @@ def pidfds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
 
 
 def test_a_free_lock_does_not_end_a_session_whose_device_may_write(
-    pidfds: bool, server: IndexServer, index: IndexClient, writer: Callable[[], Writer]
+    pidfds: bool, server: IndexServer, index: IndexClient, writer: Callable[[], Process]
 ) -> None:
     process = writer()
     assert server.stat().live_count == 3
     assert pidfds or server.stat().watched_count == 0
-    process.request("unlock")
+    assert process.request("unlock") == "done"
     assert eventually(lambda: server.stat().live_count == 2)  # the session that has no device
     assert index.stat().grant_count == 1
-    process.zombie()
+    end_as_zombie(process)
     assert eventually(lambda: server.stat().live_count == 1)
     assert (index.stat().grant_count, index.stat().used_bytes) == (0, 0)
 
 
 def test_a_successor_reads_the_list_of_devices(
-    pool: Pool, paths: list[Path], writer: Callable[[], Writer]
+    pool: Pool, paths: list[Path], writer: Callable[[], Process]
 ) -> None:
     with Process(roles.serve_index, paths) as first:
         process = writer()
         first.kill()
-    process.request("unlock")
+    assert process.request("unlock") == "done"
     with IndexServer(pool) as server, Client(pool) as client:
         index = IndexClient(client)
         assert eventually(lambda: server.stat().inherited_count == 1)
         assert index.stat().held_bytes > 0
-        process.zombie()
+        end_as_zombie(process)
         assert eventually(lambda: server.stat().inherited_count == 0)
         assert index.stat().held_bytes == 0
 
 
 def test_a_client_that_dies_with_its_server_is_proven_gone_by_the_next(
-    pool: Pool, paths: list[Path], writer: Callable[[], Writer]
+    pool: Pool, paths: list[Path], writer: Callable[[], Process]
 ) -> None:
     with Process(roles.serve_index, paths) as first:
         process = writer()
         first.signal(signal.SIGSTOP)  # the server cannot detect the death
-        process.end()
+        process.kill()
         first.kill()
     with IndexServer(pool) as server, Client(pool) as client:
         assert eventually(lambda: server.stat().inherited_count == 0)
@@ -594,14 +561,14 @@ def test_a_client_that_dies_with_its_server_is_proven_gone_by_the_next(
 
 
 def test_a_process_of_another_pid_namespace_stays_suspect(
-    pool: Pool, paths: list[Path], writer: Callable[[], Writer]
+    pool: Pool, paths: list[Path], writer: Callable[[], Process]
 ) -> None:
     with Process(roles.serve_index, paths) as first:
         process, other = writer(), writer()
         first.kill()
-    process.request("move")
-    process.end()
-    other.end()
+    assert process.request("move") == "done"
+    process.kill()
+    other.kill()
     with IndexServer(pool) as server, Client(pool) as client:
         assert eventually(lambda: server.stat().inherited_count == 1)
         assert IndexClient(client).stat().held_bytes > 0
