@@ -26,7 +26,7 @@ from beluga.errors import RouterError
 from beluga.gateway.protocol import Refusal
 from beluga.gateway.settings import Address, Settings
 from beluga.http_server import Share, accept
-from beluga.listening import KnownHosts, Token, from_other_site, is_loopback
+from beluga.listening import KnownHosts, from_other_site, is_loopback
 from beluga.open_files import file_limit, files_left
 
 _SPARE_MAX = 64
@@ -155,8 +155,9 @@ def of_operators(settings: Settings, address: Address) -> Middleware:
                 raise Refusal(403, "a page of another site must not change anything here")
             if request.body_exists and request.content_type != "application/json":
                 raise Refusal(415, "the body must be JSON; send Content-Type: application/json")
-        if token is not None:
-            _check_token(request, token)
+        if token is not None and not token.shown_by(request.headers.get(hdrs.AUTHORIZATION, "")):
+            text = "this needs the token of --admin-token; send Authorization: Bearer TOKEN"
+            raise Refusal(401, text)
         return await handler(request)
 
     return check
@@ -176,13 +177,6 @@ def _check_host(request: web.Request, hosts: KnownHosts) -> None:
             raise Refusal(421, _NOT_OURS % repr(name[:80]))
 
 
-def _check_token(request: web.Request, token: Token) -> None:
-    if not token.shown_by(request.headers.get(hdrs.AUTHORIZATION, "")):
-        raise Refusal(
-            401, ("this needs the token of --admin-token; send Authorization: Bearer TOKEN")
-        )
-
-
 def _check_kind(request: web.Request, origins: tuple[str, ...]) -> None:
     """Raise Refusal for a content type that no engine accepts, and for one that another site's page
     can send without a preflight. Audio is a form even from legitimate pages, which then send their
@@ -195,10 +189,7 @@ def _check_kind(request: web.Request, origins: tuple[str, ...]) -> None:
         raise Refusal(415, f"no engine accepts {kind}; send Content-Type: application/json")
     has_preflight = kind not in _SIMPLE or hdrs.AUTHORIZATION in request.headers
     if not has_preflight and from_other_site(request.headers, origins):
-        raise Refusal(
-            403,
-            (
-                "a page of another site must send JSON or its API key, or be allowed "
-                "(--allow-origin)"
-            ),
+        text = (
+            "a page of another site must send JSON or its API key, or be allowed (--allow-origin)"
         )
+        raise Refusal(403, text)

@@ -308,12 +308,10 @@ def _by_engine(matches: Matches) -> Matches:
     held: dict[Worker, Overlap] = {}
     for worker, own in matches.held.items():
         engine = Worker(worker.worker_id)
-        held[engine] = max(held.get(engine, own), own, key=_extent)
+        held[engine] = max(
+            held.get(engine, own), own, key=lambda own: (own.blocks, own.held, own.device)
+        )
     return Matches(held, matches.shared)
-
-
-def _extent(own: Overlap) -> tuple[int, int, int]:
-    return own.blocks, own.held, own.device
 
 
 @lru_cache(maxsize=1024)

@@ -160,7 +160,7 @@ class WaitQueue(Generic[PlacedT]):
         """Try the next requests after a change."""
         for name, line in list(self._lines.items()):
             served = False
-            while (waiter := line.pop(time.monotonic())) is not None:
+            while (waiter := line.pop()) is not None:
                 if not _settled(waiter):
                     _push(line, waiter)
                     break

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from beluga.errors import RouterError
-from beluga.router.policy import Choice, Query
 from beluga.router.router import BusyThresholds
 from beluga.router.worker import Load
 
@@ -29,27 +28,6 @@ class Prompt:
     prefill: Load | None = None  # the load of the prefill worker that would get the prompt
     decode: Load | None = None  # the load of the decode worker that will get the request
     decode_queue_blocks: int = 0  # blocks of requests waiting for that worker
-
-    @classmethod
-    def of(  # noqa: PLR0913  keyword-only but the first two
-        cls,
-        query: Query,
-        choice: Choice,
-        *,
-        queue_size: int = 0,
-        prefill: Load | None = None,
-        decode: Load | None = None,
-        decode_queue_blocks: int = 0,
-    ) -> Prompt:
-        """Build the input from a request and the choice of its decode worker."""
-        return cls(
-            tokens=query.isl,
-            cached=choice.overlap.blocks * query.block_size,
-            queue_size=queue_size,
-            prefill=prefill,
-            decode=decode,
-            decode_queue_blocks=decode_queue_blocks,
-        )
 
     @property
     def effective(self) -> int:

@@ -475,14 +475,10 @@ class WireDecoder:
             salt = salt_of(extra_keys[0] if extra_keys else None, adapter)
         contents = self._hash_blocks(_tokens(tokens), adapter, salt)
         if salt:
-            self._remember(names, salt)
+            self._salts.update(dict.fromkeys(names, salt))
+            while len(self._salts) > SALTED_MAX:
+                del self._salts[next(iter(self._salts))]  # the oldest
         return with_extra_keys(contents, extra_keys, salt=salt, lora_name=adapter)
-
-    def _remember(self, names: Sequence[int], salt: str) -> None:
-        """Remember the salt of blocks, and drop that of the oldest beyond the limit."""
-        self._salts.update(dict.fromkeys(names, salt))
-        while len(self._salts) > SALTED_MAX:
-            del self._salts[next(iter(self._salts))]
 
 
 def _batch_fields(decoded: Any) -> tuple[float, list[Any], int]:

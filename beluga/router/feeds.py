@@ -286,16 +286,11 @@ class Subscription:
                 self._indexer.apply(event)
             except EventError as error:
                 self.failed += 1
-                if _has_contents(event):
+                # Other events, which remove blocks or report a further tier of existing ones, may
+                # arrive too late for blocks that are already gone.
+                if isinstance(event.data, Stored) and event.data.tokens_hashes is not None:
                     self.misfits += 1
                     self.misfit = str(error)
-
-
-def _has_contents(event: RouterEvent) -> bool:
-    """Return whether an event adds blocks to the index. Others, which remove blocks or report a
-    further tier of existing ones, may arrive too late for blocks that are already gone.
-    """
-    return isinstance(event.data, Stored) and event.data.tokens_hashes is not None
 
 
 def in_space(hashes: Iterable[int], space: int) -> list[int]:

@@ -55,12 +55,11 @@ Tokens: TypeAlias = "Sequence[int] | NDArray[np.uint32]"
 Era: TypeAlias = Literal["a", "b"]
 
 SEED_A = 1337
-_U64 = (1 << 64) - 1
 
 
 def unsigned(value: int) -> int:
     """Reinterpret a signed 64-bit hash as unsigned."""
-    return value & _U64
+    return value & U64
 
 
 def xxh3(data: bytes, seed: int = 0) -> int:
@@ -80,8 +79,7 @@ def salt_seed(salt: str = "", lora_name: str = "") -> int:
 class BlockHasher:
     """Hashes the prompts of one model, adapter and tenant.
 
-    With ``eagle`` (speculative decoding) a block's hash also covers the token after it. Raises
-    RouterError for an unknown era, or for a salt in era A, which has none.
+    Raises RouterError for an unknown era, or for a salt in era A, which has none.
     """
 
     BLOCK_SIZE_MAX: ClassVar[int] = 1 << 16
@@ -91,7 +89,6 @@ class BlockHasher:
     era: Era = "b"
     salt: str = ""
     lora_name: str = ""
-    eagle: bool = False
     _seed: int = dataclasses.field(init=False, repr=False)
     _suffix: bytes = dataclasses.field(init=False, repr=False)
 
@@ -123,14 +120,13 @@ class BlockHasher:
             return self.packed(tokens).tolist()
         data = memoryview(_token_bytes(tokens))
         stride = 4 * self.block_size
-        window = stride + 4 * self.eagle
         shown = multimodal or {}
         return [
             xxh3(
-                b"".join((data[at : at + window], _packed(shown.get(index, ())), self._suffix)),
+                b"".join((data[at : at + stride], _packed(shown.get(index, ())), self._suffix)),
                 self._seed,
             )
-            for index, at in enumerate(range(0, len(data) - window + 1, stride))
+            for index, at in enumerate(range(0, len(data) - stride + 1, stride))
         ]
 
     def packed(self, tokens: Tokens) -> array[int]:
@@ -141,12 +137,11 @@ class BlockHasher:
             return array("Q", self.local(tokens, {}))
         data = _token_bytes(tokens)
         stride = 4 * self.block_size
-        window = stride + 4 * self.eagle
-        hashes = _zeros((len(data) - window) // stride + 1)
+        hashes = _zeros(len(data) // stride)
         lib.bl_hash_windows(
             ffi.from_buffer("uint8_t[]", data),
             stride,
-            window,
+            stride,
             self._seed,
             ffi.from_buffer("uint64_t[]", hashes),
             len(hashes),

@@ -189,14 +189,12 @@ class AccountGroup:
         """Update the estimates of remaining prefills."""
         lib.bl_loads_refresh(self._loads, self._prefills, len(self._accounts), now)
 
-    def candidates(self, sequence: array[int], *, reuse: bool) -> Candidates:
-        """Return the workers with their loads and with what a request would add to them. Without
-        ``reuse`` every block is new.
-        """
+    def candidates(self, sequence: array[int]) -> Candidates:
+        """Return the workers with their loads and with what a request would add to them."""
         candidates = Candidates(self.workers)
         lib.bl_candidates_fill(
             self._loads,
-            self._blocks if reuse else ffi.NULL,
+            self._blocks,
             len(self._accounts),
             ffi.from_buffer("uint64_t[]", sequence),
             len(sequence),
@@ -207,7 +205,6 @@ class AccountGroup:
         return candidates
 
 
-SWEEP_S = 60.0  # interval of checks for requests that were never freed (Dynamo's value)
 _RECENT = 1000  # requests in a running mean
 
 
@@ -230,18 +227,11 @@ class _Request:
 
 
 class LoadTracker:
-    """The loads of workers from their unfinished requests.
+    """The loads of workers from their unfinished requests."""
 
-    ``assume_kv_reuse=False`` counts equal blocks of different requests separately, because decode
-    workers hold a separate copy of the KV for each request.
-    """
-
-    def __init__(self, workers: Iterable[Worker] = (), *, assume_kv_reuse: bool = True) -> None:
-        self._reuse = assume_kv_reuse
+    def __init__(self, workers: Iterable[Worker] = ()) -> None:
         self._accounts: dict[Worker, _Account] = {}
         self._requests: dict[Hashable, _Request] = {}
-        self._expiries: dict[Hashable, float] = {}
-        self._swept = 0.0
         self._all: AccountGroup | None = None  # all accounts; None: to be built
         self._last_group = AccountGroup((), ())  # the accounts of the last candidates
         self._fresh = 0  # unique ids of blocks are negative, unlike hashes
@@ -283,7 +273,7 @@ class LoadTracker:
         if workers != self._last_group.workers:
             accounts = [self._account(worker) for worker in workers]
             self._last_group = AccountGroup(workers, accounts)
-        return self._last_group.candidates(words(sequence), reuse=self._reuse)
+        return self._last_group.candidates(words(sequence))
 
     def add(  # noqa: PLR0913  keyword-only
         self,
@@ -295,25 +285,19 @@ class LoadTracker:
         now: float = 0.0,
         expected_output: int = 0,
         prefill_s: float | None = None,
-        expires: float | None = None,
     ) -> None:
         """Add a request that was sent, under a name that the caller chooses.
 
         ``expected_output`` (tokens, 0 if unknown) makes its blocks fade as it nears its end.
-        ``prefill_s`` is the expected duration of its prefill. ``expires`` is the time after which
-        it counts as ended even if it was never freed. Raises NoWorkersError, or ValueError for a
-        name in use.
+        ``prefill_s`` is the expected duration of its prefill. Raises NoWorkersError, or ValueError
+        for a name in use.
         """
-        self.sweep(now)
         if request in self._requests:
             raise ValueError(f"the request {request!r} is tracked already; give another name")
         account = self._account(worker)
         size = query.block_size
-        length = len(query.sequence)
-        blocks = words(query.sequence) if self._reuse else self._own_blocks(length)
+        blocks = words(query.sequence)
         entry = self._requests[request] = _Request(account, query.isl, blocks, expected_output)
-        if expires is not None:
-            self._expiries[request] = expires
         self._predicted = self._predicted or prefill_s is not None
         cached = overlap.blocks
         account.blocks.add(entry.blocks)
@@ -354,7 +338,8 @@ class LoadTracker:
         entry = self._requests.get(request)
         if entry is None:
             return False
-        own = self._own_blocks(1)
+        self._fresh -= 1
+        own = words([self._fresh])
         blocks = entry.account.blocks
         entry.blocks = entry.blocks + own
         blocks.add(own)
@@ -369,7 +354,6 @@ class LoadTracker:
         """
         answered = not self.prefill_done(request, now)
         entry = self._requests.pop(request, None)
-        self._expiries.pop(request, None)
         if entry is None:
             return False
         load = entry.account.load
@@ -402,16 +386,6 @@ class LoadTracker:
             self._all = AccountGroup(tuple(self._accounts), tuple(self._accounts.values()))
         self._all.refresh(now)
 
-    def sweep(self, now: float) -> list[Hashable]:
-        """Free expired requests, at most once in SWEEP_S. Returns their names."""
-        if not self._expiries or now - self._swept < SWEEP_S:
-            return []
-        self._swept = now
-        expired = [request for request, at in self._expiries.items() if at <= now]
-        for request in expired:
-            self.free(request, now)
-        return expired
-
     def _count_prefills(self, account: _Account, now: float) -> None:
         row = account.load.row
         row.active_prefill_tokens = account.prefills.left(now)
@@ -425,7 +399,3 @@ class LoadTracker:
             raise NoWorkersError(
                 f"the worker {worker} was not added to the router; add it first"
             ) from None
-
-    def _own_blocks(self, number: int) -> array[int]:
-        self._fresh -= number
-        return words(range(self._fresh, self._fresh + number))

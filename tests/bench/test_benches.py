@@ -9,18 +9,23 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
-from beluga_bench import BENCHES, FIELDS, Options, Row
+from beluga_bench import BENCHES, FIELDS, Options, Row, save_crossings
 from beluga_bench.harness.ground import ground
 from beluga_bench.harness.machine import cores
 from beluga_bench.harness.region import region_of, skewed, uniform
 from beluga_bench.harness.row import Recorder
 from beluga_bench.harness.tails import tails_row
+from beluga_bench.paper.copy_save import with_sizes
 from beluga_bench.paper.dsa import CASES, crossover, dsa_coherence, dsa_latency
+from beluga_bench.peers import echoes, rpc_peers
+from beluga_bench.peers.echoes import ECHOES, Echo
 from beluga_bench.studies import growth
 from beluga_bench.system.blocks import COUNT
 from beluga_bench.system.indexer import LENGTH
@@ -30,9 +35,11 @@ from beluga_bench.system.scheduler import RATE
 from support.leftovers import leftovers
 from support.soft_dsa import soft_portal
 
+from beluga import config
 from beluga._ffi import ffi, lib
 from beluga.errors import BelugaError, PoolError
 from beluga.pool import Pool
+from beluga.transfer import ENGINES, CpuEngine, EngineEntry
 from beluga.transfer.dsa import nearest, work_queues
 
 REQUIRED = {
@@ -58,21 +65,21 @@ JUDGED = {
     "latency": ["read", "write"],
     "bandwidth": ["read, uniform, interleaved", "write, skewed, not interleaved"],
     "rpc": ["c", "python"],
-    "rpc-peers": [],  # see test_rpc_peers_bench.py
+    "rpc-peers": [],  # judged below
     "recovery": ["restart"],
     "copy": [
         *("gather_write", "scatter_read", "sparse_read"),
         *("null_gpu write, alone", "null_gpu read, alone", "null_gpu read, 2 processes"),
     ],
     "index": ["lookup", "reserve_commit"],
-    "indexer": [],  # see test_indexer_bench.py
+    "indexer": [],  # judged below
     "events": ["in the server's loop", "put, with pauses", "put, without pauses"],
-    "blocks": [],  # see test_blocks_bench.py
-    "tiers-disk": [],  # see test_tiers_disk_bench.py
-    "tiers-pool": [],  # see test_tiers_pool_bench.py
-    "tiers-remote": [],  # see test_tiers_remote_bench.py
-    "gateway": [],  # see test_gateway_bench.py
-    "scheduler": [],  # see test_scheduler_bench.py
+    "blocks": [],  # judged below
+    "tiers-disk": [],  # judged below
+    "tiers-pool": [],  # judged below
+    "tiers-remote": [],  # judged below
+    "gateway": [],  # judged below
+    "scheduler": [],  # judged below
 }
 
 
@@ -452,3 +459,167 @@ def test_the_time_on_an_idle_link_is_proportional_to_the_block() -> None:
     expected = (5 << 19) / GB * 1e9
     assert all(abs(took - expected) < 100 for took in outcome.latencies_ns)
     assert outcome.utilisation == pytest.approx(0.3, abs=0.05)
+
+
+# ---- The gateway
+
+
+@pytest.fixture(scope="module")
+def gateway_rows(smoke: Callable[[str], list[Row]]) -> dict[str, Row]:
+    pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+    return {str(row["case"]): row for row in smoke("gateway")}
+
+
+@pytest.mark.long
+def test_the_gateway_is_compared_with_a_bare_proxy(gateway_rows: dict[str, Row]) -> None:
+    rows = gateway_rows
+    for case in ("time to first byte", "time to last byte"):
+        row = rows[case]
+        assert 0 < float(str(row["ratio_q1"])) <= float(str(row["ratio_q3"]))
+        figures = re.findall(r"(\w+) ([\d.]+) / ([\d.]+)", str(row["note"]))
+        assert [name for name, *_ in figures] == ["engine", "bare", "ours"]
+        assert all(0 < float(p50) <= float(p99) for _, p50, p99 in figures)
+        assert "to the bare proxy's p50" in str(row["note"])
+
+
+@pytest.mark.long
+def test_cpu_time_is_reported_for_requests_and_events(gateway_rows: dict[str, Row]) -> None:
+    rows = gateway_rows
+    for case in ("CPU of 2 kB", "CPU of an event", "CPU of 64 kB"):
+        match = re.search(
+            r"^([\d.]+) times the bare proxy's .*; bare (\d+) us, ours (\d+) us$",
+            str(rows[case]["note"]),
+        )
+        assert match is not None
+        times, bare_us, ours_us = map(float, match.groups())
+        assert times > 0 and bare_us > 0 and ours_us > 0
+    bare = {case: float(str(rows[case]["limit"])) for case in rows if case.startswith("CPU")}
+    assert bare["CPU of an event"] > 2 * bare["CPU of 2 kB"]  # an event costs less than a request
+
+
+# ---- RPC compared with other libraries
+
+
+needs_two_cores = pytest.mark.skipif(len(cores()) < 2, reason="needs two cores")
+
+
+@needs_two_cores
+@pytest.mark.long
+def test_every_library_has_a_row_or_a_reason(smoke: Callable[[str], list[Row]]) -> None:
+    rows = {row["peer"]: row for row in smoke("rpc-peers") if row["peer"] in ECHOES}
+    assert set(rows) == {"gRPC", "ZeroMQ", "iceoryx2", "pipe", "Redis"}
+    for name, row in rows.items():
+        echo = ECHOES[str(name)]
+        if why := echo.missing():
+            assert row["note"] == f"skipped: {why}"
+        else:
+            assert row["ratio_to_peer"] > 0
+            assert row["p50_q1_ns"] <= row["p50_ns"] <= row["p50_q3_ns"]
+
+
+@needs_two_cores
+def test_the_papers_figures_of_rdma_are_rows_without_a_measurement(
+    smoke: Callable[[str], list[Row]],
+) -> None:
+    rows = [row for row in smoke("rpc-peers") if row["case"] == "the paper's machine"]
+    figures = {(row["peer"], row["depth"]): row["paper"] for row in rows}
+    assert figures["RDMA, reliable connection", 1] == "8.39 us round trip"
+    assert figures["RDMA, unreliable datagram", 128] == "6.65 M calls/s"
+    for row in rows:
+        assert str(row["note"]).startswith("skipped: not measured here")
+        assert row["p50_ns"] is row["ops_per_s"] is row["memory"] is None
+
+
+@needs_two_cores
+def test_calls_from_c_and_from_python_have_rows(smoke: Callable[[str], list[Row]]) -> None:
+    rows = {row["case"]: row for row in smoke("rpc-peers") if row["peer"] is None}
+    assert list(rows) == ["C to C", "Python to Python, by number", "Python to Python, by name"]
+    assert all(row["bytes"] == 64 and row["ops_per_s"] > 0 for row in rows.values())
+
+
+@needs_two_cores
+def test_a_missing_library_is_reported_with_its_install_command() -> None:
+    absent = replace(ECHOES["gRPC"], module="no_such_module_of_anybody", package="grpcio")
+    assert absent.missing() == "grpcio is not installed; pip install grpcio"
+
+
+@needs_two_cores
+def test_mooncakes_master_has_a_row_or_a_reason(smoke: Callable[[str], list[Row]]) -> None:
+    (row,) = [row for row in smoke("rpc-peers") if row["peer"] == "Mooncake"]
+    assert (row["case"], row["bytes"]) == ("Python to a master in C++", 64)
+    if why := rpc_peers._mooncake_missing():
+        assert row["note"] == f"skipped: {why}"
+    else:
+        assert row["p50_ns"] > 0
+
+
+@needs_two_cores
+def test_a_missing_server_is_reported_with_its_install_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("redis")
+    monkeypatch.setenv("PATH", "")
+    why = ECHOES["Redis"].missing()
+    assert why == "redis-server is not installed; on Debian: apt-get install redis-server"
+
+
+@needs_two_cores
+@pytest.mark.parametrize("name", ECHOES)
+@pytest.mark.parametrize("size", rpc_peers.SIZES)
+def test_an_echo_of_a_library_returns_the_bytes(name: str, size: int) -> None:
+    echo: Echo = echoes.ECHOES[name]
+    if why := echo.missing():
+        pytest.skip(why)
+    with echoes.socket_folder() as folder, ExitStack() as stack:
+        if echo.program is not None:
+            stack.enter_context(echo.program(folder))
+        elif echo.serve is not None:
+            stack.callback(echo.serve(folder, size))
+        call = stack.enter_context(echo.client(folder, size))
+        for turn in range(3):
+            request = bytes((index * 7 + turn) % 251 for index in range(size))
+            assert call(request) == request
+    assert not Path(folder).exists()
+    assert not list(Path("/dev/shm").glob(f"{Path(folder).name}*"))
+
+
+@needs_two_cores
+def test_an_echo_that_returns_other_bytes_is_an_error() -> None:
+    sample = rpc_peers._from_python(lambda request: request[:-1] + bytes(1), 64)
+    with pytest.raises(BelugaError, match="other bytes"):
+        sample(1)
+
+
+# ---- Sizes that ``beluga bench copy --save`` writes
+
+SIZES = {"dsa-write": 8192, "dsa-read": 4096}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "[copy]\ndsa-write = 8192\ndsa-read = 4096\n"),
+        ("host = 1", "host = 1\n\n[copy]\ndsa-write = 8192\ndsa-read = 4096\n"),
+        (
+            "host = 1\n[copy]  # mine\npast = 3\ndsa-read = 1\n\n[serve]\ndsa-read = 1\n",
+            "host = 1\n[copy]  # mine\ndsa-write = 8192\ndsa-read = 4096\npast = 3\n\n"
+            "[serve]\ndsa-read = 1\n",
+        ),
+        ("[copy]", "[copy]\ndsa-write = 8192\ndsa-read = 4096\n"),
+    ],
+)
+def test_only_the_sizes_change(before: str, after: str) -> None:
+    assert with_sizes(before, SIZES) == after
+    assert with_sizes(after, SIZES) == after
+
+
+def test_measured_sizes_are_those_that_caches_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "new" / "beluga.toml"
+    monkeypatch.setenv("BELUGA_CONFIG", str(path))
+    monkeypatch.setitem(ENGINES, "dsa", EngineEntry(name="dsa", open=CpuEngine, memory="gpu"))
+    assert save_crossings(Options(smoke=True)) is None
+    monkeypatch.setitem(ENGINES, "toy", EngineEntry(name="toy", open=CpuEngine))
+    assert save_crossings(Options(smoke=True)) == path
+    assert config.copy_settings().keys() == {"toy-read", "toy-write"}

@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 from nats_server import NatsServer, need_nats_server
-from support import roles
+from support import coroutines, roles
 from support.role import Process
 
 from beluga.pool import Pool
@@ -71,3 +72,8 @@ def backend(request: pytest.FixtureRequest, shm: Path) -> Iterator[Backend]:
     made = BACKENDS[request.param](shm)
     yield made
     made.end()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    return coroutines.call(pyfuncitem, asyncio.run)

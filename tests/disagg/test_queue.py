@@ -12,17 +12,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from support import role
 
 from beluga.disagg import (
     TASK_SIZE_MAX,
@@ -84,33 +83,20 @@ def test_invalid_bytes_are_rejected_as_a_task(data: bytes) -> None:
         decode_task(data)
 
 
-def test_a_task_is_for_its_engines_paths_only() -> None:
-    with pytest.raises(QueueError, match="path"):
-        encode_task(PrefillTask(request_id="r", model="m", text="a", path="@elsewhere/"))
-
-
-def test_a_task_has_one_name_and_one_prompt() -> None:
-    for task in (
-        PrefillTask(request_id="r", model="m"),
-        PrefillTask(request_id="r", model="m", tokens=[1], text="a"),
-        PrefillTask(request_id="", model="m", tokens=[1]),
-    ):
-        with pytest.raises(QueueError, match="give"):
-            encode_task(task)
-
-
-def test_the_size_of_a_task_is_bounded() -> None:
-    with pytest.raises(QueueError, match="prefill that prompt locally"):
-        encode_task(PrefillTask(request_id="r", model="m", text="a" * TASK_SIZE_MAX))
-
-
-def test_a_task_expires() -> None:
-    def task(deadline: float) -> PrefillTask:
-        return PrefillTask(request_id="r", model="m", text="a", deadline=deadline)
-
-    assert not task(0).expired
-    assert not task(time.time() + 60).expired
-    assert task(time.time() - 60).expired
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "give"),
+        ({"tokens": [1], "text": "a"}, "give"),
+        ({"request_id": "", "tokens": [1]}, "give"),
+        ({"text": "a", "path": "@elsewhere/"}, "path"),
+        ({"text": "a" * TASK_SIZE_MAX}, "prefill that prompt locally"),
+    ],
+    ids=["no prompt", "two prompts", "no name", "path", "size"],
+)
+def test_a_wrong_or_too_large_task_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(QueueError, match=message):
+        encode_task(PrefillTask(**{"request_id": "r", "model": "m", **fields}))
 
 
 def test_model_names_are_valid_queue_names() -> None:
@@ -164,51 +150,44 @@ async def persistently(call: Callable[[], Coroutine[None, None, object]]) -> obj
     raise AssertionError("no answer for a minute")
 
 
-def test_tasks_are_served_in_order_of_arrival(backend: Backend) -> None:
-    async def play() -> None:
-        async with opened(backend) as sender, opened(backend) as worker:
-            for name in "abc":
-                await sender.enqueue_task(task(name))
-            assert await sender.get_queue_size() == (3, 0)
-            claims = [await claimed(worker) for _ in range(3)]
-            assert [claim.task for claim in claims] == [task(name) for name in "abc"]
-            assert [claim.deliveries for claim in claims] == [1, 1, 1]
-            assert await worker.dequeue_task(timeout=0.2) is None
-            assert await sender.get_queue_size() == (0, 3)
-            for claim in claims:
-                assert await claim.ack()
-            assert await sender.get_queue_size() == (0, 0)
-
-    asyncio.run(play())
+async def test_tasks_are_served_in_order_of_arrival(backend: Backend) -> None:
+    async with opened(backend) as sender, opened(backend) as worker:
+        for name in "abc":
+            await sender.enqueue_task(task(name))
+        assert await sender.get_queue_size() == (3, 0)
+        claims = [await claimed(worker) for _ in range(3)]
+        assert [claim.task for claim in claims] == [task(name) for name in "abc"]
+        assert [claim.deliveries for claim in claims] == [1, 1, 1]
+        start = time.monotonic()
+        assert await worker.dequeue_task(timeout=0.2) is None
+        assert time.monotonic() - start >= 0.15
+        assert await sender.get_queue_size() == (0, 3)
+        for claim in claims:
+            assert await claim.ack()
+        assert await sender.get_queue_size() == (0, 0)
 
 
 @pytest.mark.parametrize("tokens", [1, 700, 1000, 1500, 40_000])
-def test_a_task_of_any_length_is_decoded_whole(backend: Backend, tokens: int) -> None:
-    async def play() -> None:
-        async with opened(backend) as queue:
-            await queue.enqueue_task(task("long", tokens))
-            claim = await claimed(queue)
-            assert claim.task.tokens == list(range(tokens))
-            assert await claim.ack()
-
-    asyncio.run(play())
+async def test_a_task_of_any_length_is_decoded_whole(backend: Backend, tokens: int) -> None:
+    async with opened(backend) as queue:
+        await queue.enqueue_task(task("long", tokens))
+        claim = await claimed(queue)
+        assert claim.task.tokens == list(range(tokens))
+        assert await claim.ack()
 
 
-def test_a_ticket_is_done_when_the_task_is(backend: Backend) -> None:
-    async def play() -> None:
-        async with opened(backend) as sender, opened(backend) as worker:
-            first, second = [await sender.enqueue_task(task(name)) for name in "ab"]
-            claim = await claimed(worker)
-            waiting = asyncio.create_task(first.done(LONG_S))
-            assert not await second.done(0.2)
-            await claim.ack()
-            assert await waiting
-
-    asyncio.run(play())
+async def test_a_ticket_is_done_when_the_task_is(backend: Backend) -> None:
+    async with opened(backend) as sender, opened(backend) as worker:
+        first, second = [await sender.enqueue_task(task(name)) for name in "ab"]
+        claim = await claimed(worker)
+        waiting = asyncio.create_task(first.done(LONG_S))
+        assert not await second.done(0.2)
+        await claim.ack()
+        assert await waiting
 
 
 @pytest.mark.parametrize("backend", ["pool"], indirect=True)
-def test_one_poll_serves_all_waiting_senders(
+async def test_one_poll_serves_all_waiting_senders(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their number does not delay a claim, which needs the same thread."""
@@ -219,164 +198,119 @@ def test_one_poll_serves_all_waiting_senders(
         looks.append(len(keys))
         return lookup(self, keys, pin=pin)
 
-    async def play() -> None:
-        async with opened(backend) as queue:
-            tickets = [await queue.enqueue_task(task(str(number))) for number in range(30)]
-            claims = [await claimed(queue) for _ in tickets]
-            monkeypatch.setattr(IndexClient, "lookup", counted)
-            waiting = [asyncio.create_task(ticket.done(LONG_S)) for ticket in tickets]
-            while looks[-2:] != [30, 30]:
-                await asyncio.sleep(0)
-            for number in (0, 7, 8, 29):
-                await claims[number].ack()
-            done = [waiting.pop(number) for number in (29, 8, 7, 0)]
-            assert all(await asyncio.gather(*done))
-            assert not any(receiver.done() for receiver in waiting)
-            for receiver in waiting:
-                receiver.cancel()
-
-    asyncio.run(play())
+    async with opened(backend) as queue:
+        tickets = [await queue.enqueue_task(task(str(number))) for number in range(30)]
+        claims = [await claimed(queue) for _ in tickets]
+        monkeypatch.setattr(IndexClient, "lookup", counted)
+        waiting = [asyncio.create_task(ticket.done(LONG_S)) for ticket in tickets]
+        while looks[-2:] != [30, 30]:
+            await asyncio.sleep(0)
+        for number in (0, 7, 8, 29):
+            await claims[number].ack()
+        done = [waiting.pop(number) for number in (29, 8, 7, 0)]
+        assert all(await asyncio.gather(*done))
+        assert not any(receiver.done() for receiver in waiting)
+        for receiver in waiting:
+            receiver.cancel()
 
 
-def test_a_task_is_withdrawn_unless_a_worker_has_it(backend: Backend) -> None:
-    async def play() -> None:
-        async with opened(backend) as sender, opened(backend) as worker:
-            tickets = [await sender.enqueue_task(task(name)) for name in "abc"]
-            claim = await claimed(worker)
-            assert claim.task == task("a")
-            assert not await tickets[0].withdraw()
-            assert await tickets[1].withdraw()
-            assert (await claimed(worker)).task == task("c")
-            assert await worker.dequeue_task(timeout=0.2) is None
-            assert not await tickets[0].done(0.01)
-            await claim.ack()
-            assert await tickets[0].done(LONG_S)
-            assert not await tickets[0].withdraw()
-
-    asyncio.run(play())
+async def test_a_task_is_withdrawn_unless_a_worker_has_it(backend: Backend) -> None:
+    async with opened(backend) as sender, opened(backend) as worker:
+        tickets = [await sender.enqueue_task(task(name)) for name in "abc"]
+        claim = await claimed(worker)
+        assert claim.task == task("a")
+        assert not await tickets[0].withdraw()
+        assert await tickets[1].withdraw()
+        assert (await claimed(worker)).task == task("c")
+        assert await worker.dequeue_task(timeout=0.2) is None
+        assert not await tickets[0].done(0.01)
+        await claim.ack()
+        assert await tickets[0].done(LONG_S)
+        assert not await tickets[0].withdraw()
 
 
-def test_a_returned_task_is_delivered_to_another_worker(backend: Backend) -> None:
-    async def play() -> None:
-        async with opened(backend) as first, opened(backend) as second:
-            await first.enqueue_task(task("a"))
-            await (await claimed(first)).nack()
-            again = await claimed(second)
-            assert again.task == task("a")
-            assert again.deliveries == 2
-            await again.ack()
-
-    asyncio.run(play())
+async def test_a_returned_task_is_delivered_to_another_worker(backend: Backend) -> None:
+    async with opened(backend) as first, opened(backend) as second:
+        await first.enqueue_task(task("a"))
+        await (await claimed(first)).nack()
+        again = await claimed(second)
+        assert again.task == task("a")
+        assert again.deliveries == 2
+        await again.ack()
 
 
-def test_a_claim_runs_out_unless_it_is_extended(backend: Backend) -> None:
+async def test_a_claim_runs_out_unless_it_is_extended(backend: Backend) -> None:
     visible_s = 2.0
-
-    async def play() -> None:
-        async with opened(backend, visible_s) as first, opened(backend, visible_s) as second:
-            await first.enqueue_task(task("a"))
+    async with opened(backend, visible_s) as first, opened(backend, visible_s) as second:
+        await first.enqueue_task(task("a"))
+        extended = time.monotonic()
+        claim = await claimed(first)
+        again = None
+        for _ in range(6):  # longer than the visibility in total, but not in one piece
+            again = await second.dequeue_task(timeout=0.5)
+            if again is not None:  # correct if this machine was too slow to extend it
+                assert time.monotonic() - extended >= visible_s
+                break
             extended = time.monotonic()
-            claim = await claimed(first)
-            again = None
-            for _ in range(6):  # longer than the visibility in total, but not in one piece
-                again = await second.dequeue_task(timeout=0.5)
-                if again is not None:  # correct if this machine was too slow to extend it
-                    assert time.monotonic() - extended >= visible_s
-                    break
-                extended = time.monotonic()
-                await claim.extend()
-            again = again or await claimed(second)
-            assert again.deliveries == 2
-
-    asyncio.run(play())
+            await claim.extend()
+        again = again or await claimed(second)
+        assert again.deliveries == 2
 
 
-def test_a_task_of_a_killed_worker_is_done_by_another(backend: Backend) -> None:
-    async def play() -> None:
-        async with AsyncExitStack() as stack:
-            queue = await stack.enter_async_context(opened(backend, 2.0))
-            ticket = await queue.enqueue_task(task("a"))
-            victim = subprocess.Popen(
-                [
-                    sys.executable,
-                    str(Path(__file__).with_name("claimer.py")),
-                    backend.url,
-                    "org/model",
-                    "2.0",
-                ],
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            try:
-                assert victim.stdout
-                assert await asyncio.to_thread(victim.stdout.readline) == "a\n"
-            finally:
-                victim.kill()
-                victim.communicate()
-            claim = await claimed(queue)
-            assert claim.task == task("a")
-            assert claim.deliveries == 2
+def claim_and_hang(url: str) -> None:
+    """Claim a task, and run until the test kills this process."""
+
+    async def claim() -> None:
+        queue = await open_queue(url, "org/model", visibility_s=2.0)
+        assert await queue.dequeue_task(timeout=LONG_S)
+        role.reply("ready")
+        time.sleep(600)
+
+    asyncio.run(claim())
+
+
+async def test_a_task_of_a_killed_worker_is_done_by_another(backend: Backend) -> None:
+    async with opened(backend, 2.0) as queue:
+        ticket = await queue.enqueue_task(task("a"))
+        victim = await asyncio.to_thread(role.Process, claim_and_hang, backend.url)
+        victim.kill()
+        claim = await claimed(queue)
+        assert claim.task == task("a")
+        assert claim.deliveries == 2
+        await claim.ack()
+        assert await ticket.done(LONG_S)
+        assert (await queue.get_queue_size()).total == 0
+
+
+async def test_a_killed_server_loses_no_task(backend: Backend) -> None:
+    async with opened(backend, 2.0) as queue:
+        for number in range(20):
+            await queue.enqueue_task(task(str(number)))
+        for _ in range(3):
+            await (await claimed(queue)).ack()
+        held = [await claimed(queue) for _ in range(4)]
+        backend.kill()
+        with pytest.raises(QueueError):
+            await queue.enqueue_task(task("lost"))
+        backend.start()
+        # the claimed tasks are delivered again
+        missing = {str(number) for number in range(3, 20)}
+        while missing:  # more may come, because delivery is at least once
+            claim = await persistently(lambda: queue.dequeue_task(timeout=1))
+            assert isinstance(claim, type(held[0]))
             await claim.ack()
-            assert await ticket.done(LONG_S)
-            assert (await queue.get_queue_size()).total == 0
-
-    asyncio.run(play())
+            missing.discard(claim.task.request_id)
 
 
-def test_a_killed_server_loses_no_task(backend: Backend) -> None:
-    async def play() -> None:
-        async with opened(backend, 2.0) as queue:
-            for number in range(20):
-                await queue.enqueue_task(task(str(number)))
-            for _ in range(3):
-                await (await claimed(queue)).ack()
-            held = [await claimed(queue) for _ in range(4)]
-            backend.kill()
-            with pytest.raises(QueueError):
-                await queue.enqueue_task(task("lost"))
-            backend.start()
-            # the claimed tasks are delivered again
-            missing = {str(number) for number in range(3, 20)}
-            while missing:  # more may come, because delivery is at least once
-                claim = await persistently(lambda: queue.dequeue_task(timeout=1))
-                assert isinstance(claim, type(held[0]))
-                await claim.ack()
-                missing.discard(claim.task.request_id)
-
-    asyncio.run(play())
-
-
-def test_a_task_returned_with_a_delay_is_hidden_until_then(backend: Backend) -> None:
-    async def play() -> None:
-        async with opened(backend) as queue:
-            await queue.enqueue_task(task("one"))
-            await (await claimed(queue)).nack(0.3)
-            assert await queue.dequeue_task(timeout=0.01) is None
-            again = await claimed(queue)
-            assert again.deliveries == 2
-            await again.ack()
-            assert (await queue.get_queue_size()).total == 0
-
-    asyncio.run(play())
-
-
-def test_a_poll_of_an_empty_queue_waits_for_its_timeout(backend: Backend) -> None:
-    async def play() -> None:
-        async with opened(backend) as queue:
-            start = time.monotonic()
-            assert await queue.dequeue_task(timeout=0.2) is None
-            assert time.monotonic() - start >= 0.15
-
-    asyncio.run(play())
-
-
-def test_an_unused_ticket_expires(backend: Backend) -> None:
-    async def play() -> None:
-        async with opened(backend) as queue:
-            ticket = await queue.enqueue_task(task("one"))
-            assert not await ticket.done(0.05)
-
-    asyncio.run(play())
+async def test_a_task_returned_with_a_delay_is_hidden_until_then(backend: Backend) -> None:
+    async with opened(backend) as queue:
+        await queue.enqueue_task(task("one"))
+        await (await claimed(queue)).nack(0.3)
+        assert await queue.dequeue_task(timeout=0.01) is None
+        again = await claimed(queue)
+        assert again.deliveries == 2
+        await again.ack()
+        assert (await queue.get_queue_size()).total == 0
 
 
 def test_a_waiting_task_is_dequeued_at_once(backend: Backend) -> None:
@@ -416,32 +350,26 @@ def test_a_closed_queue_leaves_no_asyncio_task(backend: Backend) -> None:
     assert not faults  # no task failed silently
 
 
-def test_queues_with_different_names_are_separate(backend: Backend) -> None:
-    async def play() -> None:
-        async with opened(backend) as queue:
-            other = await open_queue(backend.url, "other/model", visibility_s=LONG_S)
-            try:
-                await queue.enqueue_task(task("one"))
-                assert await other.dequeue_task(timeout=0.05) is None
-                assert (await other.get_queue_size()).total == 0
-            finally:
-                await other.close()
-
-    asyncio.run(play())
+async def test_queues_with_different_names_are_separate(backend: Backend) -> None:
+    async with opened(backend) as queue:
+        other = await open_queue(backend.url, "other/model", visibility_s=LONG_S)
+        try:
+            await queue.enqueue_task(task("one"))
+            assert await other.dequeue_task(timeout=0.05) is None
+            assert (await other.get_queue_size()).total == 0
+        finally:
+            await other.close()
 
 
-def test_a_full_queue_raises_a_clear_error(backend: Backend) -> None:
-    async def play() -> None:
-        async with opened(backend) as queue:
-            with pytest.raises(QueueFullError, match="full"):
-                for number in range(1025):
-                    await queue.enqueue_task(task(str(number)))
-            size = await queue.get_queue_size()
-            assert 0 < size.waiting <= 1024
-            await (await claimed(queue)).ack()
-            await queue.enqueue_task(task("fits again"))
-
-    asyncio.run(play())
+async def test_a_full_queue_raises_a_clear_error(backend: Backend) -> None:
+    async with opened(backend) as queue:
+        with pytest.raises(QueueFullError, match="full"):
+            for number in range(1025):
+                await queue.enqueue_task(task(str(number)))
+        size = await queue.get_queue_size()
+        assert 0 < size.waiting <= 1024
+        await (await claimed(queue)).ack()
+        await queue.enqueue_task(task("fits again"))
 
 
 def test_opening_fails_without_a_server_and_closes_the_pool(shm: Path) -> None:
@@ -454,48 +382,42 @@ def test_opening_fails_without_a_server_and_closes_the_pool(shm: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["pool"], indirect=True)
-def test_an_invalid_task_leaves_the_queue(
+async def test_an_invalid_task_leaves_the_queue(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def play() -> None:
-        async with opened(backend) as queue:
-            monkeypatch.setattr(pool_queue, "encode_task", lambda _: b"junk")
-            await queue.enqueue_task(task("junk"))
-            monkeypatch.undo()
-            await queue.enqueue_task(task("one"))
-            assert (await claimed(queue)).task == task("one")
-            assert await queue.get_queue_size() == (0, 1)
-
-    asyncio.run(play())
+    async with opened(backend) as queue:
+        monkeypatch.setattr(pool_queue, "encode_task", lambda _: b"junk")
+        await queue.enqueue_task(task("junk"))
+        monkeypatch.undo()
+        await queue.enqueue_task(task("one"))
+        assert (await claimed(queue)).task == task("one")
+        assert await queue.get_queue_size() == (0, 1)
     assert "not a prefill task" in caplog.text
 
 
 @pytest.mark.parametrize("backend", ["pool"], indirect=True)
 @pytest.mark.parametrize("failures", [2, 3])
-def test_an_unreadable_task_is_tried_three_times_at_once(
+async def test_an_unreadable_task_is_tried_three_times_at_once(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
-    async def play() -> None:
-        async with opened(backend) as queue:
-            assert isinstance(queue, pool_queue.PoolQueue)
-            await queue.enqueue_task(task("one"))
-            real, seen = queue._cache.get, 0
+    async with opened(backend) as queue:
+        assert isinstance(queue, pool_queue.PoolQueue)
+        await queue.enqueue_task(task("one"))
+        real, seen = queue._cache.get, 0
 
-            def get(*arguments: object) -> object:
-                nonlocal seen
-                seen += 1
-                return SimpleNamespace(hits=0) if seen <= failures else real(*arguments)
+        def get(*arguments: object) -> object:
+            nonlocal seen
+            seen += 1
+            return SimpleNamespace(hits=0) if seen <= failures else real(*arguments)
 
-            monkeypatch.setattr(queue._cache, "get", get)
-            claim = await queue.dequeue_task(timeout=0.6)
-            if failures == 2:
-                assert claim is not None
-                assert claim.deliveries == 3
-            else:
-                assert claim is None
-                assert await queue.get_queue_size() == (0, 0)
-
-    asyncio.run(play())
+        monkeypatch.setattr(queue._cache, "get", get)
+        claim = await queue.dequeue_task(timeout=0.6)
+        if failures == 2:
+            assert claim is not None
+            assert claim.deliveries == 3
+        else:
+            assert claim is None
+            assert await queue.get_queue_size() == (0, 0)
 
 
 def test_a_missing_server_is_a_one_line_error() -> None:

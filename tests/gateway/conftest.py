@@ -4,27 +4,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-from typing import Any
-
 import pytest
-
-PATIENCE_S = 120.0
+from support import coroutines
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine function."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    from beluga.gateway import run
+    def run(test: object) -> None:
+        from beluga.gateway import run
 
-    names = pyfuncitem._fixtureinfo.argnames
-    test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
-    run(_within(test))
-    return True
+        run(test)  # type: ignore[arg-type]
 
-
-async def _within(test: Any) -> None:
-    await asyncio.wait_for(test, PATIENCE_S)
+    return coroutines.call(pyfuncitem, run)

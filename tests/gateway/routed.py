@@ -7,29 +7,21 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
-from fake_engines import FakeEngine
+from fake_engines import Announcer, FakeEngine
 
-from beluga.gateway import Address, Limits, Service, Settings, read_engines
-from beluga.gateway import run as run_loop
+from beluga.gateway import Address, EngineSpec, Limits, Service, Settings, read_engines
 from beluga.gateway.engine import Health
 
 ANY_PORT = Address("127.0.0.1", 0)
 QUICK = Limits(health_interval_s=0.05, queue_s=20, drain_s=20)
+RUNNING = "vllm:num_requests_running 0\n"  # the metrics of an idle vLLM
 WAIT_S = 60.0  # timeout of events that take milliseconds on an idle machine
-
-
-def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a test's scenario on the event loop that the gateway uses."""
-    run_loop(_within(scenario()))
-
-
-async def _within(scenario: Coroutine[Any, Any, None]) -> None:
-    await asyncio.wait_for(scenario, 120)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -89,6 +81,14 @@ class Site:
         loads = self.service.loads().values()
         return [(load.active_requests, load.outstanding_tokens) for load in loads]
 
+    async def until_reported(self, kind: str, text: str, engine: int = 0) -> None:
+        """Wait until an engine has a problem, which GET /workers and the metrics must report."""
+        worker = list(self.service.fleet)[engine]
+        await until(lambda: text in worker.problems.get(kind, ""))
+        assert text in (await self.workers())[engine]["problems"][kind]
+        shown = f'worker_problem{{problem="{kind}",worker="{worker.url}"}} 1.0'
+        assert shown in await self.text("/metrics")
+
     async def up(self, count: int | None = None) -> None:
         """Wait until ``count`` engines are up, by default all."""
         wanted = len(self.engines) if count is None else count
@@ -120,3 +120,35 @@ async def routed(
         if wait and engines:
             await site.up()
         yield site
+
+
+@asynccontextmanager
+async def announced(
+    folder: Path,
+    count: int = 1,
+    *,
+    replay: bool = False,
+    metrics: str = RUNNING,
+    tokenize_status: int = 200,
+    **settings: Any,
+) -> AsyncIterator[tuple[Site, list[Announcer]]]:
+    """Start engines that announce their blocks. Yields the router and the announcers."""
+    async with AsyncExitStack() as stack:
+        engines = [FakeEngine() for _ in range(count)]
+        announcers: list[Announcer] = []
+        stack.callback(lambda: [announcer.close() for announcer in announcers])
+        specs = []
+        for number, engine in enumerate(engines):
+            (home := folder / str(number)).mkdir()
+            announcers.append(announcer := Announcer(home))
+            engine.metrics, engine.tokenize_status = metrics, tokenize_status
+            await stack.enter_async_context(engine)
+            replays = announcer.replay if replay else None
+            specs.append(EngineSpec(engine.url, (), announcer.events, replays))
+        given = {"policy": "linear", "engines": tuple(specs), **settings}
+        site = await stack.enter_async_context(routed(**given))
+        site.engines = engines
+        await site.up()
+        for announcer in announcers:
+            await until(announcer.subscribed)
+        yield site, announcers

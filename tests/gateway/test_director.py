@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The director: placements, lines, limits; which engine made which response."""
+"""The director: placements, wait queue, limits; which engine made which response."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 from fake_engines import FakeEngine
 from routed import Site, routed, until
 
-from beluga.errors import AllWorkersBusyError, ObjectiveError
+from beluga.errors import AllWorkersBusyError, ObjectiveError, RouterError
 from beluga.gateway import EngineSpec, Limits
 from beluga.gateway.attempts import Attempts
 from beluga.gateway.cache import Cache
@@ -389,3 +389,188 @@ async def test_responses_of_the_router_have_cors_headers() -> None:
         url = f"{site.base}/v1/completions"
         async with site.client.options(url, headers=requested) as answer:
             assert answer.status == 405  # the fake engine's own error: it supports no preflight
+
+
+# ---- The wait queue.
+
+
+class Waiting:
+    """A wait queue whose requests are placed when their numbers are allowed."""
+
+    def __init__(self, queued_max: int = 3) -> None:
+        self.let_in: set[int] = set()
+        self.room = -1  # for that many more; below 0 for any number
+        self.tried: list[int] = []
+        self.back: list[int] = []
+        self.wait_queue: WaitQueue[int] = WaitQueue(
+            queued_max, order="fcfs", give_back=self.back.append
+        )
+
+    def attempt(self, number: int) -> Callable[[], int | None]:
+        def attempt() -> int | None:
+            self.tried.append(number)
+            if number not in self.let_in or self.room == 0:
+                return None
+            self.room -= 1
+            return number
+
+        return attempt
+
+    async def enter(
+        self,
+        number: int,
+        *,
+        patience_s: float = 60.0,
+        client: str = "",
+        address: str | None = None,
+        line: str = "m",
+    ) -> asyncio.Task[int]:
+        """Add a request that waits, of a client with an address of its own if there is none."""
+        task = asyncio.ensure_future(
+            self.wait_queue.wait(
+                line,
+                Query(16, 16),
+                self.attempt(number),
+                overlap=0,
+                patience_s=patience_s,
+                client=GatewayClient(client, client if address is None else address),
+            )
+        )
+        await asyncio.sleep(0)
+        return task
+
+
+async def test_requests_leave_the_queue_in_order() -> None:
+    waiting = Waiting()
+    first, second = await waiting.enter(1), await waiting.enter(2)
+    assert (len(waiting.wait_queue), waiting.wait_queue.waiting("m")) == (2, True)
+    assert not waiting.wait_queue.waiting("other")
+    waiting.let_in = {2}
+    waiting.wait_queue.look()
+    assert waiting.tried == [1]
+    waiting.let_in = {1, 2}
+    waiting.wait_queue.look()
+    assert (await first, await second) == (1, 2)
+    assert (len(waiting.wait_queue), waiting.wait_queue.waiting("m")) == (0, False)
+
+
+async def test_lines_take_turns() -> None:
+    """A worker has room for one request at a time; that of the line served before comes last."""
+    waiting = Waiting(queued_max=9)
+    tasks = {n: await waiting.enter(n, line=f"m{n % 2}") for n in (1, 3, 5, 2, 4, 6)}
+    served: list[int] = []
+    while len(served) < len(tasks):
+        waiting.let_in, waiting.room = set(tasks), 1
+        waiting.wait_queue.look()
+        await asyncio.sleep(0)
+        served += [n for n, task in tasks.items() if task.done() and n not in served]
+    assert served == [1, 2, 3, 4, 5, 6]
+
+
+async def test_no_client_fills_the_queue_alone() -> None:
+    """The newest requests of the client with the most are refused, and those of a client that has
+    as many are not.
+    """
+    waiting = Waiting(queued_max=6)
+    flood = [await waiting.enter(n, client="a", line=f"m{n % 2}") for n in range(6)]
+    others = [await waiting.enter(10 + n, client="b") for n in range(3)]
+    third = await waiting.enter(20, client="c")
+    assert len(waiting.wait_queue) == 6
+    for refused in flood[2:]:
+        with pytest.raises(Refusal, match="6 requests are waiting already"):
+            await refused
+    for client in ("a", "b"):
+        with pytest.raises(Refusal, match="6 requests are waiting already"):
+            await (await waiting.enter(30, client=client))
+    waiting.let_in = {0, 1, 10, 11, 12, 20}
+    waiting.wait_queue.look()
+    assert [await task for task in (*flood[:2], *others, third)] == [0, 1, 10, 11, 12, 20]
+    assert len(waiting.wait_queue) == 0
+    assert not any(waiting.wait_queue.waiting(line) for line in ("m", "m0", "m1"))
+
+
+async def ended(*tasks: asyncio.Task[int]) -> None:
+    """Cancel tasks that still wait."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_flood_of_names_does_not_exclude_other_addresses() -> None:
+    """Each request of the flood has a name of its own, as a client with many API keys has."""
+    waiting = Waiting(queued_max=100)
+    flood = [await waiting.enter(n, client=f"{n}", address="1") for n in range(1000)]
+    others = [await waiting.enter(1000 + n, client="b", address="2") for n in range(50)]
+    await asyncio.sleep(0)
+    assert [n for n, task in enumerate(flood) if not task.done()] == list(range(50))
+    assert not any(task.done() for task in others)
+    for client, address in (("c", "1"), ("b", "2")):
+        with pytest.raises(Refusal, match="100 requests are waiting already"):
+            await (await waiting.enter(2000, client=client, address=address))
+    third = await waiting.enter(2001, client="c", address="3")
+    assert not third.done()
+    await ended(*flood, *others, third)
+
+
+async def test_clients_of_one_address_are_fair_to_each_other() -> None:
+    """Many clients may come through one proxy."""
+    waiting = Waiting(queued_max=6)
+    flood = [await waiting.enter(n, client="a", address="1") for n in range(4)]
+    direct = [await waiting.enter(10 + n, client="d", address="2") for n in range(2)]
+    others = [await waiting.enter(20 + n, client=f"b{n}", address="1") for n in range(2)]
+    await asyncio.sleep(0)
+    assert [task.done() for task in flood] == [False, False, True, True]
+    assert not any(task.done() for task in (*others, *direct))
+    direct += [await waiting.enter(30, client="e", address="2")]
+    await asyncio.sleep(0)
+    assert [task.done() for task in flood] == [False, True, True, True]
+    assert not any(task.done() for task in (*others, *direct))
+    await ended(*flood, *others, *direct)
+
+
+async def test_a_canceled_request_releases_its_queue_slot() -> None:
+    waiting = Waiting()
+    turn = await waiting.enter(1)
+    waiting.let_in = {1}
+    waiting.wait_queue.look()
+    turn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await turn
+    assert waiting.back == [1]
+    two = await waiting.enter(2)
+    two.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await two
+    assert waiting.back == [1]
+    assert len(waiting.wait_queue) == 0
+
+
+async def test_the_error_is_that_of_the_tried_worker() -> None:
+    waiting = Waiting()
+
+    def fail() -> int | None:
+        raise RouterError("no policy")
+
+    failing = asyncio.ensure_future(
+        waiting.wait_queue.wait("m", Query(16, 16), fail, overlap=0, patience_s=60)
+    )
+    await asyncio.sleep(0)
+    turn = await waiting.enter(1)
+    waiting.let_in = {1}
+    waiting.wait_queue.look()
+    with pytest.raises(RouterError, match="no policy"):
+        await failing
+    assert await turn == 1
+
+
+async def test_the_earliest_check_wakes_the_queue() -> None:
+    waiting = Waiting()
+    waiting.let_in = {1, 2}
+    turn = await waiting.enter(1)
+    waiting.wait_queue.look_in(50)
+    waiting.wait_queue.look_in(0.01)
+    waiting.wait_queue.look_in(60)
+    assert await asyncio.wait_for(turn, 20) == 1
+    two = await waiting.enter(2)
+    waiting.wait_queue.look_in(0.01)  # a timer that has fired does not prevent a new one
+    assert await asyncio.wait_for(two, 20) == 2

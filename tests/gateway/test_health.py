@@ -1,32 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Problems with following engines' caches and loads appear in log, metrics and GET /workers; block
-sizes and loads are read from the engines.
-"""
+"""Checks of engines: what is read from each, and which problems are reported to operators."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
-
 pytest.importorskip("zmq", reason="pyzmq is not installed")
 
+import aiohttp
 from fake_engines import Announcer, FakeEngine
-from routed import Site, routed, run, until
+from routed import RUNNING, Site, announced, routed, until
 
-from beluga.gateway import EngineSpec
-from beluga.gateway import cache as cache_module
+from beluga.gateway import EngineSpec, Limits
 from beluga.gateway import health as problems_module
 from beluga.gateway.conversation import Conversation
-from beluga.gateway.engine import Health
-from beluga.router import Load
+from beluga.gateway.engine import Engine, Health
+from beluga.gateway.fleet import Fleet
+from beluga.gateway.health import Checker
+from beluga.router import Load, Worker
 
 TOKENS = list(range(1000, 1000 + 256))
 CONFIG = 'vllm:cache_config_info{block_size="128",num_gpu_blocks="9"} 1.0\n'
@@ -34,41 +34,13 @@ CONFIG = 'vllm:cache_config_info{block_size="128",num_gpu_blocks="9"} 1.0\n'
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(problems_module, "LOOK_S", 0.01)
-    monkeypatch.setattr(cache_module, "SILENT_S", 0.05)
-
-
-async def until_reported(site: Site, kind: str, text: str) -> None:
-    """Wait until an engine's problem is logged, and check that metrics have it, too."""
-
-    def there() -> bool:
-        return any(text in e.problems.get(kind, "") for e in site.service.fleet)
-
-    await until(there)
-    assert any(text in worker["problems"].get(kind, "") for worker in await site.workers())
-    metrics = await site.text("/metrics")
-    assert f'problem="{kind}",worker="{site.engines[0].url}"}} 1.0' in metrics
-
-
-def play(
-    tmp_path: Path, scenario: Callable[[Site, Announcer, FakeEngine], Any], **settings: Any
-) -> None:
-    async def whole() -> None:
-        announcer, engine = Announcer(tmp_path), FakeEngine()
-        engine.metrics = "vllm:num_requests_running 0\n" + settings.pop("metrics", "")
-        engine.tokenize_status = settings.pop("tokenize_status", 200)
-        try:
-            async with engine:
-                spec = EngineSpec(engine.url, (), announcer.events, announcer.replay)
-                async with routed(engines=(spec,), policy="linear", **settings) as site:
-                    site.engines = (engine,)
-                    await site.up()
-                    await until(announcer.subscribed)
-                    await scenario(site, announcer, engine)
-        finally:
-            announcer.close()
-
-    run(whole)
+    for module, name, value in (
+        ("health", "LOOK_S", 0.01),
+        ("kv_events", "LOOK_S", 0.01),
+        ("kv_events", "ALONE_S", 0.05),
+        ("cache", "SILENT_S", 0.05),
+    ):
+        monkeypatch.setattr(f"beluga.gateway.{module}.{name}", value)
 
 
 def of_128(announcer: Announcer) -> None:
@@ -77,8 +49,8 @@ def of_128(announcer: Announcer) -> None:
 
 
 @pytest.mark.parametrize("metrics", ["", CONFIG], ids=["by an event", "by its metrics"])
-def test_the_block_size_is_read_from_the_engine(tmp_path: Path, metrics: str) -> None:
-    async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
+async def test_the_block_size_is_read_from_the_engine(tmp_path: Path, metrics: str) -> None:
+    async with announced(tmp_path, metrics=RUNNING + metrics) as (site, [announcer]):
         if metrics:
             await until(lambda: site.service._cache._block_size == 128)
         of_128(announcer)
@@ -89,45 +61,38 @@ def test_the_block_size_is_read_from_the_engine(tmp_path: Path, metrics: str) ->
         assert worker.hit_tokens == 256
         await until(lambda: not worker.problems)
 
-    play(tmp_path, scenario, metrics=metrics)
 
-
-def test_a_wrong_block_size_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
+async def test_a_wrong_block_size_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with announced(tmp_path, block_size=16, metrics=RUNNING + CONFIG) as (site, [announcer]):
         of_128(announcer)
-        await until_reported(site, "events", "has blocks of 128 tokens, but the router has 16")
-        await until_reported(
-            site, "block_size", "it has blocks of 128 tokens, but the router has 16"
+        await site.until_reported("events", "has blocks of 128 tokens, but the router has 16")
+        await site.until_reported(
+            "block_size", "it has blocks of 128 tokens, but the router has 16"
         )
         text = await site.text("/metrics")
         assert 'applied{event_type="message",status="unreadable"} 1.0' in text
-
-    with caplog.at_level(logging.WARNING):
-        play(tmp_path, scenario, block_size=16, metrics=CONFIG)
     about = [r.getMessage() for r in caplog.records if "blocks of 128" in r.getMessage()]
     assert len(about) == len(set(about)) == 2  # although the check ran many times
 
 
-def test_malformed_events_are_reported(tmp_path: Path) -> None:
-    async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
+async def test_malformed_events_are_reported(tmp_path: Path) -> None:
+    async with announced(tmp_path) as (site, [announcer]):
         announcer.publish([{"type": "Nonsense"}])
-        await until_reported(
-            site, "events", "1 KV events are malformed; the last: there is no KV event"
+        await site.until_reported(
+            "events", "1 KV events are malformed; the last: there is no KV event"
         )
 
-    play(tmp_path, scenario)
 
-
-def test_an_engine_that_computes_without_events_is_reported(tmp_path: Path) -> None:
-    async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
+async def test_an_engine_that_computes_without_events_is_reported(tmp_path: Path) -> None:
+    async with announced(tmp_path) as (site, [announcer]):
         [worker] = site.service.fleet
         await until(lambda: not worker.problems)  # an idle engine has nothing to announce
         await site.completed(prompt=TOKENS)
-        await until_reported(site, "events", "published no KV event")
+        await site.until_reported("events", "published no KV event")
         announcer.stored(TOKENS, 100)
         await until(lambda: not worker.problems)
-
-    play(tmp_path, scenario)
 
 
 async def test_an_endpoint_without_a_publisher_is_reported(tmp_path: Path) -> None:
@@ -136,7 +101,7 @@ async def test_an_endpoint_without_a_publisher_is_reported(tmp_path: Path) -> No
         spec = EngineSpec(engine.url, (), f"ipc://{tmp_path}/nobody")
         async with routed(engines=(spec,), policy="linear") as site:
             site.engines = (engine,)
-            await until_reported(site, "events", "no process publishes KV events at ipc://")
+            await site.until_reported("events", "no process publishes KV events at ipc://")
 
 
 class Letters:
@@ -161,7 +126,7 @@ class Letters:
         ("", "<user>", "template", "it computes other tokens for a conversation"),
     ],
 )
-def test_an_engine_with_another_tokenizer_is_reported(  # noqa: PLR0917
+async def test_an_engine_with_another_tokenizer_is_reported(  # noqa: PLR0917
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     more: str,
@@ -171,43 +136,38 @@ def test_an_engine_with_another_tokenizer_is_reported(  # noqa: PLR0917
 ) -> None:
     words = Letters(more)
     monkeypatch.setattr("beluga.gateway.service.load_tokenizer", lambda *_, **__: words)
-
-    async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
+    async with announced(tmp_path, tokenizer=tmp_path) as (site, _):
+        [engine] = site.engines
         engine.template = engines_template
         [worker] = site.service.fleet
         worker.fail(
             "it was started with another template"
         )  # the worker may have been queried before
-        await until_reported(site, kind, text)
+        await site.until_reported(kind, text)
         assert worker.problems.keys() == {kind}
         words.more = engine.template = ""  # the engine returns with the expected block size
         worker.fail("it was restarted")
         await until(lambda: not worker.problems)
 
-    play(tmp_path, scenario, tokenizer=tmp_path)
-
 
 @pytest.mark.parametrize("status", [404, 500])
-def test_an_engine_without_a_tokenize_endpoint_is_not_reported(
+async def test_an_engine_without_a_tokenize_endpoint_is_not_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     monkeypatch.setattr("beluga.gateway.service.load_tokenizer", lambda *_, **__: Letters("x"))
-
-    async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
+    async with announced(tmp_path, tokenizer=tmp_path, tokenize_status=status) as (site, _):
         [worker] = site.service.fleet
         await until(lambda: worker.probed_after == worker.failures)
         assert worker.token_problems == {}
 
-    play(tmp_path, scenario, tokenizer=tmp_path, tokenize_status=status)
-
 
 @pytest.mark.parametrize("answer", [b"", b"<html>", b"[" * 100_000])
-def test_an_engine_that_fails_to_tokenize_is_checked_again(
+async def test_an_engine_that_fails_to_tokenize_is_checked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:
     monkeypatch.setattr("beluga.gateway.service.load_tokenizer", lambda *_, **__: Letters("x"))
-
-    async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
+    async with announced(tmp_path, tokenizer=tmp_path) as (site, _):
+        [engine] = site.engines
         [worker] = site.service.fleet
         engine.tokenized = answer
         worker.fail("it is requested again")
@@ -216,27 +176,16 @@ def test_an_engine_that_fails_to_tokenize_is_checked_again(
         engine.faults.healthy = False
         await until(lambda: worker.health is Health.DOWN)
         engine.faults.healthy, engine.tokenized = True, None
-        await until_reported(site, "tokenizer", "it computes other tokens for a text")
-
-    play(tmp_path, scenario, tokenizer=tmp_path)
+        await site.until_reported("tokenizer", "it computes other tokens for a text")
 
 
-def test_text_prompts_without_a_tokenizer_are_reported(tmp_path: Path) -> None:
-    async def scenario(site: Site, announcer: Announcer, engine: FakeEngine) -> None:
+async def test_text_prompts_without_a_tokenizer_are_reported(tmp_path: Path) -> None:
+    async with announced(tmp_path) as (site, _):
         await site.completed(prompt=TOKENS)
         [worker] = site.service.fleet
         assert "tokenizer" not in worker.problems  # these are tokens of the engine
         await site.completed(prompt="a whale " * 100)
-        await until_reported(site, "tokenizer", "prompts are hashed by their text")
-
-    play(tmp_path, scenario)
-
-
-async def test_estimated_caches_are_a_problem_except_for_oblivious_policies() -> None:
-    async with routed(FakeEngine(), policy="linear") as site:
-        await until_reported(site, "events", "there are no KV events")
-    async with routed(FakeEngine(), policy="least-tokens") as site:
-        assert [worker["problems"] for worker in await site.workers()] == [{}]
+        await site.until_reported("tokenizer", "prompts are hashed by their text")
 
 
 SGLANG = (
@@ -254,16 +203,6 @@ ITERATION = {
 def load_of(site: Site) -> Load:
     [worker] = site.service.fleet
     return site.service.loads()[worker.worker]
-
-
-async def until_load_reported(site: Site, text: str) -> None:
-    """Wait until the load's problem is logged, and check that GET /workers and metrics have it."""
-    [worker] = site.service.fleet
-    await until(lambda: text in worker.problems.get("metrics", ""))
-    [shown] = await site.workers()
-    assert text in shown["problems"]["metrics"]
-    metrics = await site.text("/metrics")
-    assert f'worker_problem{{problem="metrics",worker="{worker.url}"}} 1.0' in metrics
 
 
 async def test_compressed_metrics_are_read() -> None:
@@ -309,25 +248,11 @@ async def test_unreadable_metrics_are_a_problem_until_they_are_readable(
     async with routed(engine) as site:
         await until(lambda: load_of(site).num_requests_waiting == 2)
         engine.metrics = metrics
-        await until_load_reported(site, text)
+        await site.until_reported("metrics", text)
         assert load_of(site).num_requests_waiting == 0  # unknown, and not the old figure
         engine.metrics = "vllm:num_requests_running 1\n"
         [worker] = site.service.fleet
         await until(lambda: load_of(site).request_active_slots == 1 and not worker.problems)
-
-
-async def test_figures_beyond_64_bits_do_not_end_the_checks_of_an_engine() -> None:
-    engine = FakeEngine()
-    engine.metrics = "".join(
-        f'vllm:num_requests_running{{engine="{rank}"}} 1e15\n' for rank in range(9300)
-    )
-    async with routed(engine) as site:
-        await until_load_reported(site, "the sum of vllm:num_requests_running is")
-        engine.metrics = "vllm:num_requests_running 1\n"
-        await until(lambda: load_of(site).request_active_slots == 1)
-        engine.faults.healthy = False
-        [worker] = site.service.fleet
-        await until(lambda: worker.health.name == "DOWN")
 
 
 async def test_an_engine_that_is_down_has_no_load() -> None:
@@ -362,4 +287,143 @@ async def test_a_tensorrt_engine_without_statistics_is_logged() -> None:
         await until(lambda: engine.scrapes > 2)
         assert [worker["problems"] for worker in await site.workers()] == [{}]  # nothing to report
         assert (await site.completed())[0] == 200
-        await until_load_reported(site, "TensorRT-LLM needs enable_iter_perf_stats: true")
+        await site.until_reported("metrics", "TensorRT-LLM needs enable_iter_perf_stats: true")
+
+
+class Clock:
+    """Replaces the module ``time``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
+        self.now = 1000.0
+        for module in modules:
+            monkeypatch.setattr(f"beluga.gateway.{module}.time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    perf_counter = time = monotonic
+
+
+# ---- Engines and fleets.
+
+
+def test_an_engine_cools_down_for_its_longest_requested_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch, "engine")
+    engine = Engine(Worker(1), EngineSpec("http://a"))
+    assert not engine.ready  # no check has run
+    assert engine.passed(0)
+    assert engine.ready and engine.cooling_s == 0
+    engine.cool_down(5)
+    engine.cool_down(2)
+    assert not engine.ready and engine.serving and engine.cooling_s == 5
+    clock.now += 5
+    assert engine.ready and engine.cooling_s == 0
+    engine.draining = True
+    assert not engine.ready and not engine.serving
+
+
+def test_a_failure_outdates_the_checks_that_began_before_it() -> None:
+    engine = Engine(Worker(1), EngineSpec("http://a"))
+    assert engine.why == "not checked yet"
+    engine.fail("gone")
+    assert (engine.health, engine.why, engine.failures) == (Health.DOWN, "gone", 1)
+    assert engine.look.is_set()
+    assert not engine.passed(0)
+    assert engine.health is Health.DOWN
+    assert engine.passed(1)
+    assert (engine.health, engine.why) == (Health.UP, "")
+
+
+def test_expected_cache_hits_of_an_engine_are_summed() -> None:
+    engine = Engine(Worker(1), EngineSpec("http://a"))
+    engine.expected(0.5, 10)
+    engine.expected(0.26, 10)
+    assert (engine.hit_tokens, engine.prompt_tokens) == (8, 20)
+
+
+# ---- Checks.
+
+
+class FakeClient:
+    """Answers by path: a status and a body."""
+
+    def __init__(self, **answers: tuple[int, bytes]) -> None:
+        self.answers = answers
+
+    def get(self, url: str, *, timeout: aiohttp.ClientTimeout) -> Any:
+        status, body = self.answers[url.rpartition("/")[2]]
+
+        async def iter_any() -> AsyncIterator[bytes]:
+            yield body
+
+        class Answer:
+            async def __aenter__(self) -> Any:
+                return SimpleNamespace(status=status, content=SimpleNamespace(iter_any=iter_any))
+
+            async def __aexit__(self, *_: object) -> None:
+                pass
+
+        return Answer()
+
+
+MODELS = (200, b'{"data": [{"id": "m"}, 7]}')
+
+
+@pytest.mark.parametrize(
+    ("declared", "health", "models", "why"),
+    [
+        ((), 200, MODELS, ""),
+        ((), 204, MODELS, ""),
+        ((), 404, MODELS, ""),
+        ((), 300, MODELS, "/health returned 300"),
+        ((), 503, MODELS, "/health returned 503"),
+        ((), 200, (404, b""), "/v1/models returned 404; give its models with --model"),
+        (("m",), 200, (404, b""), ""),
+        (("m",), 404, (404, b""), "/health and /v1/models returned 404 and 404"),
+        ((), 200, (200, b"[]"), "did not return a list"),
+        ((), 200, (200, b'{"data": 1}'), "did not return a list"),
+        ((), 200, (200, b"{"), "truncated"),
+    ],
+)
+async def test_a_check_passes_where_an_engine_is_up_and_its_models_are_known(
+    declared: tuple[str, ...], health: int, models: tuple[int, bytes], why: str
+) -> None:
+    fleet, ups = Fleet(), []
+    engine = fleet.add(EngineSpec("http://a", declared))
+    client = cast("aiohttp.ClientSession", FakeClient(health=(health, b""), models=models))
+
+    async def also(_: Engine) -> None: ...
+
+    checker = Checker(fleet, client, Limits(), up=lambda: ups.append(1), also=also)
+    passed = await checker.check(engine)
+    assert (passed, engine.health is Health.UP, len(ups)) == (not why, not why, int(not why))
+    assert why in engine.why
+    assert engine.failures == int(bool(why))
+    if passed:
+        assert engine.models == ("m",)
+        assert await checker.check(engine)
+        assert len(ups) == 1  # the engine was up before
+
+
+async def test_a_defect_does_not_end_the_checks_of_an_engine(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An OverflowError once did: the engine stayed up for ever. The log has it once."""
+    fleet, ended = Fleet(), []
+    client = cast("aiohttp.ClientSession", FakeClient(health=(200, b""), models=MODELS))
+
+    async def also(engine: Engine) -> None:
+        ended.append(engine)
+        engine.look.set()
+        await asyncio.sleep(0.001)
+        raise OverflowError("beyond 64 bits")
+
+    checker = Checker(fleet, client, Limits(), up=lambda: None, also=also)
+    fleet.add(EngineSpec("http://a"))
+    await until(lambda: len(ended) >= 3)
+    await checker.close()
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == [
+        "a check of http://a could not be finished"
+    ]

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The gateway's own metrics, and the records that it keeps of caches."""
+"""The gateway's own metrics, its advice, and the records that it keeps of caches."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
+from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -26,7 +27,7 @@ from beluga.gateway.cache import Cache
 from beluga.gateway.engine import Engine
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.kv_events import Listener
-from beluga.gateway.metrics import Metrics
+from beluga.gateway.metrics import Latency, Metrics
 from beluga.gateway.parsed_request import ParsedRequest
 from beluga.gateway.remote import _prefill_load
 from beluga.router import (
@@ -49,14 +50,12 @@ KNOWN = re.compile(
 
 
 async def test_promtool_reports_no_error() -> None:
-    pages = []
     async with routed(FakeEngine(), policy="linear") as site:
         assert (await site.completed(prompt=[*range(64)]))[0] == 200
         assert (await site.completed(model="unknown"))[0] == 404
         [worker] = site.service.fleet
         await until(lambda: bool(worker.problems))
-        pages.append(await site.text("/metrics"))
-    [page] = pages
+        page = await site.text("/metrics")
     problems = complaints(page.encode())
     assert [line for line in problems if line and not KNOWN.fullmatch(line)] == []
     assert {line.split("_ms")[0] for line in problems if line} <= {
@@ -264,26 +263,279 @@ def test_advice_is_computed_once_per_interval_of_many_lookups(
     ] * 2
 
 
-def test_an_objective_is_missed_by_a_single_request() -> None:
-    fleet, metrics = Fleet(), Metrics()
-    engine = fleet.add(EngineSpec("http://a"))
-    engine.passed(0)
-    adviser = Adviser(
-        fleet=fleet,
-        metrics=metrics,
-        loads=lambda: {engine.worker: Load()},
-        pending=lambda: 0,
-        goals=Goals(ttft_s=1.0),
-    )
-    adviser.sample()
-    metrics.first_token(ParsedRequest("/p", b""), engine, 1.5)
-    assert [str(advice) for advice in adviser.advise()] == [
-        "add a worker: TTFT is 1.5 s, but its objective is 1 s"
-    ]
-    adviser.sample()
-    assert adviser.advise() == []
-
-
 @pytest.mark.parametrize(("claimed", "share"), [(0, 100), (1, 100), (3, 33)])
 def test_prefill_workers_share_the_record_of_sent_prompts(claimed: int, share: int) -> None:
     assert _prefill_load(QueueSize(5, claimed), 100).active_prefill_tokens == share
+
+
+# ---- The router's own metrics.
+
+
+def figures(metrics: Metrics) -> dict[str, float]:
+    """Return all samples that are not zero, by name and labels, without those of buckets."""
+    return {
+        " ".join([sample.name, *sample.labels.values()]): sample.value
+        for metric in metrics.registry.collect()
+        for sample in metric.samples
+        if sample.value and not sample.name.endswith(("_bucket", "_created"))
+    }
+
+
+def test_histogram_buckets_separate_values() -> None:
+    """No bucket is five times as wide as its lower bound; shares and blocks have suitable
+    buckets.
+    """
+    bounds: dict[str, list[float]] = {}
+    for metric in Metrics().registry.collect():
+        if metric.type == "histogram":
+            for sample in metric.samples:
+                if sample.name.endswith("_bucket"):
+                    bounds.setdefault(metric.name, []).append(float(sample.labels["le"]))
+    for name, limits in bounds.items():
+        assert limits == sorted(set(limits)), name
+        if name.endswith("hit_rate"):
+            assert limits[:-1] == pytest.approx([tenth / 10 for tenth in range(11)])
+            continue
+        if name.endswith("tokens"):
+            assert (limits[0], limits[-2]) == (16, 1 << 20)  # from one block to the longest prompts
+        assert max(b / a for a, b in pairwise(limits[:-1])) <= 5, name
+    assert len(bounds) >= 6
+
+
+def test_metrics_count_a_request() -> None:
+    metrics = Metrics()
+    engine = Engine(Worker(1), EngineSpec("http://a"))
+    parsed = ParsedRequest("/p", b"", "m")
+    metrics.routed(parsed, Query(40, 16), Choice(Worker(1), Overlap(), 0.25), engine, 0.5)
+    metrics.part("scheduling", 0.002)
+    metrics.first_token(parsed, engine, 3.0)
+    gaps = metrics.gaps()
+    gaps.add(0.125, 4)
+    metrics.tokens(parsed, engine, gaps, 0.125)
+    metrics.ended(parsed, "200", 5)
+    metrics.ended(parsed, "broken", 0)
+    metrics.prefilled(parsed, "remote")
+    metrics.refused(503)
+    metrics.retried(engine)
+    router, worker = "dynamo_component_router_", "beluga_gateway_worker_"
+    assert figures(metrics) == {
+        f"{worker}prompt_tokens_total http://a": 40,
+        f"{worker}retries_total http://a": 1,
+        f"{router}input_sequence_tokens_sum m": 40,
+        f"{router}input_sequence_tokens_count m": 1,
+        f"{router}kv_hit_rate_sum m": 0.25,
+        f"{router}kv_hit_rate_count m": 1,
+        f"{router}cached_tokens_sum m": 10,
+        f"{router}cached_tokens_count m": 1,
+        f"{router}time_to_first_token_seconds_sum m": 3,
+        f"{router}time_to_first_token_seconds_count m": 1,
+        f"{router}inter_token_latency_seconds_sum m": 0.5,
+        f"{router}inter_token_latency_seconds_count m": 4,
+        f"{router}output_sequence_tokens_sum m": 5,
+        f"{router}output_sequence_tokens_count m": 1,
+        f"{router}requests_total m 200": 1,
+        f"{router}requests_total m broken": 1,
+        "dynamo_frontend_worker_last_time_to_first_token_seconds http://a": 3,
+        "dynamo_frontend_worker_last_inter_token_latency_seconds http://a": 0.125,
+        "dynamo_routing_latency_seconds_sum": 0.5,
+        "dynamo_routing_latency_seconds_count": 1,
+        "dynamo_router_overhead_total_ms_sum": 500,
+        "dynamo_router_overhead_total_ms_count": 1,
+        "dynamo_router_overhead_scheduling_ms_sum": 2,
+        "dynamo_router_overhead_scheduling_ms_count": 1,
+        "beluga_gateway_prefills_total m remote": 1,
+        "beluga_gateway_refused_total 503": 1,
+    }
+    assert metrics.latencies() == (Latency(3, 1), Latency(0.5, 4))
+
+
+def test_metrics_of_a_removed_worker_are_dropped() -> None:
+    metrics = Metrics()
+    engine = Engine(Worker(1), EngineSpec("http://a"))
+    engine.passed(0)
+    engine.inflight = 2
+    load = Load(active_decode_blocks=3, active_prefill_tokens=4, gpu_cache_usage_perc=0.5)
+    load.kv_total_blocks = 6
+    metrics.state(engine, load)
+    assert "dynamo_kv_hit_rate http://a" not in figures(metrics)
+    engine.expected(0.5, 10)
+    metrics.state(engine, load)
+    values = {name.removesuffix(" http://a"): value for name, value in figures(metrics).items()}
+    assert values == {
+        "dynamo_frontend_worker_active_decode_blocks": 3,
+        "dynamo_frontend_worker_active_prefill_tokens": 4,
+        "dynamo_kv_hit_rate": 0.5,
+        "beluga_gateway_worker_kv_usage_ratio": 0.5,
+        "beluga_gateway_worker_kv_blocks": 6,
+        "beluga_gateway_worker_up": 1,
+        "beluga_gateway_worker_requests": 2,
+    }
+    load.gpu_prefix_cache_hit_rate = 0.75  # the engine's own measurement has precedence
+    metrics.state(engine, load)
+    assert figures(metrics)["dynamo_kv_hit_rate http://a"] == 0.75
+    metrics.retried(engine)
+    metrics.forget(engine)
+    assert figures(metrics) == {}
+    metrics.retried(engine)
+    assert figures(metrics) == {"beluga_gateway_worker_retries_total http://a": 1}
+
+
+def test_metrics_of_events_have_a_kind_and_an_outcome() -> None:
+    metrics = Metrics()
+    counts = SimpleNamespace(
+        stored=1, repeated=2, parent_not_found=3, invalid=4, refused=5, removed=6, unknown=7
+    )
+    metrics.kv_events(cast("Indexer", SimpleNamespace(counts=counts)), lost=8, unread=9)
+    assert [(name.split(" ", 1)[1], value) for name, value in figures(metrics).items()] == [
+        ("stored ok", 1),
+        ("stored duplicate", 2),
+        ("stored parent_block_not_found", 3),
+        ("stored invalid_block", 4),
+        ("stored no_room", 5),
+        ("removed ok", 6),
+        ("removed block_not_found", 7),
+        ("message lost", 8),
+        ("message unreadable", 9),
+    ]
+
+
+class Rack:
+    """Two engines that are up, as an adviser sees them."""
+
+    def __init__(self, goals: Goals | None = None) -> None:
+        self.fleet, self.metrics = Fleet(), Metrics()
+        self.engines: list[Engine] = []
+        self.loads: dict[Worker, Load] = {}
+        for number in range(2):
+            engine = self.fleet.add(EngineSpec(f"http://engine{number}"))
+            engine.passed(0)
+            self.engines.append(engine)
+            self.loads[engine.worker] = Load(kv_total_blocks=100, gpu_cache_usage_perc=0.7)
+        self.pending = 0
+        self.adviser = Adviser(
+            fleet=self.fleet,
+            metrics=self.metrics,
+            loads=lambda: self.loads,
+            pending=lambda: self.pending,
+            goals=goals or Goals(),
+        )
+
+    def advice(self) -> list[str]:
+        self.adviser.sample()
+        return [str(advice) for advice in self.adviser.advise()]
+
+
+def test_there_is_no_advice_for_an_idle_rack_or_without_samples() -> None:
+    rack = Rack()
+    assert rack.advice() == []
+    assert rack.adviser.advise() == []
+
+
+def test_the_queue_is_averaged_over_the_interval() -> None:
+    rack = Rack()
+    rack.pending = 16
+    rack.adviser.sample()
+    rack.pending = 0
+    rack.loads[rack.engines[0].worker].num_requests_waiting = 8
+    assert rack.advice() == ["add a worker: 6 prompts wait per worker"]
+    rack.loads[rack.engines[0].worker].num_requests_waiting = 4
+    assert rack.advice() == []
+
+
+def test_memory_is_considered_if_engines_report_it() -> None:
+    rack = Rack()
+    for engine in rack.engines:
+        rack.loads[engine.worker].gpu_cache_usage_perc = 0.3
+    assert len(rack.advice()) == 1
+    for engine in rack.engines:
+        rack.loads[engine.worker].kv_total_blocks = 0
+    assert rack.advice() == []
+
+
+def test_engines_that_are_down_are_ignored() -> None:
+    rack = Rack()
+    for engine in rack.engines:
+        engine.fail("gone")
+    rack.pending = 1
+    assert rack.advice() == ["add a worker: 1 prompts wait per worker"]
+
+
+def test_objectives_are_of_the_last_interval() -> None:
+    rack = Rack(Goals(ttft_s=1.0, between_tokens_s=0.1))
+    parsed = ParsedRequest("/v1/completions", b"{}")
+    rack.metrics.first_token(parsed, rack.engines[0], 3.0)
+    rack.metrics.first_token(parsed, rack.engines[0], 1.0)
+    assert rack.advice() == ["add a worker: TTFT is 2 s, but its objective is 1 s"]
+    rack.metrics.first_token(parsed, rack.engines[0], 0.5)
+    assert rack.advice() == []
+    gaps = rack.metrics.gaps()
+    gaps.add(0.2, 4)
+    rack.metrics.tokens(parsed, rack.engines[0], gaps, 0.2)
+    assert rack.advice() == [
+        "add a worker: the time between tokens is 0.2 s, but its objective is 0.1 s"
+    ]
+
+
+async def test_a_router_logs_its_advice(caplog: pytest.LogCaptureFixture) -> None:
+    engine = FakeEngine()
+    engine.metrics = (
+        'vllm:num_requests_running{engine="0"} 1\n'
+        'vllm:kv_cache_usage_perc{engine="0"} 0.95\n'
+        'vllm:cache_config_info{engine="0",num_gpu_blocks="100"} 1\n'
+    )
+    with caplog.at_level(logging.INFO):
+        async with routed(engine, advise_s=0.1):
+            await until(lambda: "95% of KV memory is in use" in caplog.text)
+            await asyncio.sleep(0)
+    assert "advice: add a worker" in caplog.text
+
+
+NAMES = (
+    "dynamo_component_router_requests_total",
+    "dynamo_component_router_time_to_first_token_seconds_bucket",
+    "dynamo_component_router_inter_token_latency_seconds_bucket",
+    "dynamo_component_router_input_sequence_tokens_bucket",
+    "dynamo_component_router_output_sequence_tokens_bucket",
+    "dynamo_component_router_kv_hit_rate_bucket",
+    "dynamo_component_router_cached_tokens_bucket",
+    "dynamo_router_overhead_block_hashing_ms_bucket",
+    "dynamo_router_overhead_indexer_find_matches_ms_bucket",
+    "dynamo_router_overhead_seq_hashing_ms_bucket",
+    "dynamo_router_overhead_scheduling_ms_bucket",
+    "dynamo_router_overhead_total_ms_bucket",
+    "dynamo_frontend_worker_active_decode_blocks",
+    "dynamo_frontend_worker_active_prefill_tokens",
+    "dynamo_frontend_worker_last_time_to_first_token_seconds",
+    "dynamo_frontend_worker_last_inter_token_latency_seconds",
+    "dynamo_frontend_router_queue_pending_requests",
+    "dynamo_kv_hit_rate",
+    "dynamo_routing_latency_seconds_bucket",
+    "beluga_gateway_worker_kv_usage_ratio",
+    "beluga_gateway_worker_kv_blocks",
+)
+
+
+async def test_metrics_have_dynamos_names() -> None:
+    engine = FakeEngine()
+    engine.faults.pause_s = 0.02
+    engine.metrics = (
+        'vllm:num_requests_running{engine="0"} 3.0\n'
+        'vllm:num_requests_waiting{engine="0"} 2.0\n'
+        'vllm:kv_cache_usage_perc{engine="0"} 0.25\n'
+        'vllm:cache_config_info{block_size="16",num_gpu_blocks="400"} 1.0\n'
+        'vllm:prefix_cache_queries_total{engine="0"} 1000.0\n'
+        'vllm:prefix_cache_hits_total{engine="0"} 300.0\n'
+        'vllm:external_prefix_cache_hits_total{engine="0"} 200.0\n'
+    )
+    async with routed(engine) as site:
+        assert (await site.completed())[0] == 200
+        await until(lambda: [e.num_requests_waiting for e in site.service.loads().values()] == [2])
+        text = await site.text("/metrics")
+        assert [name for name in NAMES if f"\n{name}" not in text] == []
+        worker = f'{{worker="{engine.url}"}}'
+        assert f"dynamo_kv_hit_rate{worker} 0.5" in text
+        assert f"beluga_gateway_worker_kv_usage_ratio{worker} 0.25" in text
+        assert f"beluga_gateway_worker_kv_blocks{worker} 400.0" in text
+        assert 'dynamo_component_router_requests_total{model="fake",status="200"} 1.0' in text
+        assert 'router_output_sequence_tokens_sum{model="fake"} 5.0' in text
+        assert "dynamo_routing_latency_seconds_count 1.0" in text

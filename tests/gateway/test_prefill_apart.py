@@ -17,12 +17,12 @@ import pytest
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
 from fake_engines import FakeEngine
-from routed import routed, run, until
+from routed import routed, until
 from support.list_queue import ListQueue
 
 from beluga.disagg import PrefillWorker
 from beluga.errors import NoWorkersError, QueueError, RouterError
-from beluga.gateway import Prefill, read_queues, read_thresholds
+from beluga.gateway import Prefill, read_thresholds
 from beluga.gateway import remote as remote_module
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.parsed_request import ParsedRequest
@@ -50,6 +50,16 @@ def apart(**settings: Any) -> Prefill:
     return Prefill((("fake", "pool"),), **settings)
 
 
+@asynccontextmanager
+async def working(queue: ListQueue, engine: FakeEngine) -> AsyncIterator[None]:
+    """Run a prefill worker of an engine."""
+    worker = PrefillWorker(queue, engine.url)
+    running = asyncio.create_task(worker.run())
+    yield
+    worker.stop()
+    await asyncio.wait_for(running, 60)
+
+
 def courses(text: str) -> dict[str, float]:
     lines = [
         line for line in text.splitlines() if line.startswith("beluga_gateway_prefills_total{")
@@ -57,97 +67,79 @@ def courses(text: str) -> dict[str, float]:
     return {line.split('course="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
 
 
-def test_a_prompt_is_prefilled_remotely_and_then_decoded(queue: ListQueue) -> None:
-    async def play() -> None:
-        decoding, prefilling = FakeEngine(), FakeEngine()
-        async with prefilling, routed(decoding, prefill=apart()) as site:
-            worker = PrefillWorker(queue, prefilling.url)
-            running = asyncio.create_task(worker.run())
-            status, body = await site.completed(prompt=LONG)
-            assert status == 200
-            assert b"[DONE]" in body
-            assert [seen["max_tokens"] for seen in prefilling.seen] == [1]
-            assert [seen["prompt"] for seen in prefilling.seen] == [LONG]
-            assert [seen["prompt"] for seen in decoding.seen] == [LONG]
-            assert courses(await site.text("/metrics")) == {"remote": 1}
-            worker.stop()
-            await asyncio.wait_for(running, 60)
-
-    run(play)
+async def test_a_prompt_is_prefilled_remotely_and_then_decoded(queue: ListQueue) -> None:
+    decoding, prefilling = FakeEngine(), FakeEngine()
+    async with (
+        prefilling,
+        routed(decoding, prefill=apart()) as site,
+        working(queue, prefilling),
+    ):
+        status, body = await site.completed(prompt=LONG)
+        assert status == 200
+        assert b"[DONE]" in body
+        assert [seen["max_tokens"] for seen in prefilling.seen] == [1]
+        assert [seen["prompt"] for seen in prefilling.seen] == [LONG]
+        assert [seen["prompt"] for seen in decoding.seen] == [LONG]
+        assert courses(await site.text("/metrics")) == {"remote": 1}
 
 
-def test_a_prompt_that_was_sent_before_is_not_prefilled_remotely_again(queue: ListQueue) -> None:
+async def test_a_prompt_that_was_sent_before_is_not_prefilled_remotely_again(
+    queue: ListQueue,
+) -> None:
     """The rule uses cached blocks, also under a policy that ignores them."""
-
-    async def play() -> None:
-        decoding, prefilling = FakeEngine(), FakeEngine()
-        async with prefilling, routed(decoding, prefill=apart(), policy="least-tokens") as site:
-            worker = PrefillWorker(queue, prefilling.url)
-            running = asyncio.create_task(worker.run())
-            for _ in range(2):
-                assert (await site.completed(prompt=LONG))[0] == 200
-            assert len(prefilling.seen) == 1
-            assert courses(await site.text("/metrics")) == {"remote": 1, "local": 1}
-            worker.stop()
-            await asyncio.wait_for(running, 60)
-
-    run(play)
-
-
-def test_an_unclaimed_prefill_delays_its_request_without_failing_it(queue: ListQueue) -> None:
-    async def play() -> None:
-        async with routed(FakeEngine(), prefill=apart(wait_s=0.1)) as site:
+    decoding, prefilling = FakeEngine(), FakeEngine()
+    async with (
+        prefilling,
+        routed(decoding, prefill=apart(), policy="least-tokens") as site,
+        working(queue, prefilling),
+    ):
+        for _ in range(2):
             assert (await site.completed(prompt=LONG))[0] == 200
-            queue.fails = QueueError("the queue is away")
-            assert (await site.completed(prompt="other " + LONG))[0] == 200
-            assert courses(await site.text("/metrics")) == {"untaken": 1, "unqueued": 1}
-
-    run(play)
+        assert len(prefilling.seen) == 1
+        assert courses(await site.text("/metrics")) == {"remote": 1, "local": 1}
 
 
-def test_an_unclaimed_prefill_is_withdrawn_after_the_time_of_a_local_one(
+async def test_an_unclaimed_prefill_delays_its_request_without_failing_it(queue: ListQueue) -> None:
+    async with routed(FakeEngine(), prefill=apart(wait_s=0.1)) as site:
+        assert (await site.completed(prompt=LONG))[0] == 200
+        queue.fails = QueueError("the queue is away")
+        assert (await site.completed(prompt="other " + LONG))[0] == 200
+        assert courses(await site.text("/metrics")) == {"untaken": 1, "unqueued": 1}
+
+
+async def test_an_unclaimed_prefill_is_withdrawn_after_the_time_of_a_local_one(
     queue: ListQueue,
 ) -> None:
     """The request waits for the estimate of its prompt, here about 0.2 s, and not for 60 s."""
-
-    async def play() -> None:
-        decoding, prefilling = FakeEngine(), FakeEngine()
-        async with prefilling, routed(decoding, prefill=apart(wait_s=3600)) as site:
-            requested = asyncio.create_task(site.completed(prompt=LONG))
-            await until(lambda: bool(queue.waiting))
-            assert not decoding.seen
-            assert (await requested)[0] == 200
-            assert not queue.waiting
-            assert courses(await site.text("/metrics")) == {"untaken": 1}
-            worker = PrefillWorker(queue, prefilling.url)
-            running = asyncio.create_task(worker.run())
+    decoding, prefilling = FakeEngine(), FakeEngine()
+    async with prefilling, routed(decoding, prefill=apart(wait_s=3600)) as site:
+        requested = asyncio.create_task(site.completed(prompt=LONG))
+        await until(lambda: bool(queue.waiting))
+        assert not decoding.seen
+        assert (await requested)[0] == 200
+        assert not queue.waiting
+        assert courses(await site.text("/metrics")) == {"untaken": 1}
+        async with working(queue, prefilling):
             assert (await site.completed(prompt="other " + LONG))[0] == 200
-            worker.stop()
-            await asyncio.wait_for(running, 60)
-            assert [seen["prompt"] for seen in prefilling.seen] == ["other " + LONG]
-            assert [seen["prompt"] for seen in decoding.seen] == [LONG, "other " + LONG]
-
-    run(play)
+        assert [seen["prompt"] for seen in prefilling.seen] == ["other " + LONG]
+        assert [seen["prompt"] for seen in decoding.seen] == [LONG, "other " + LONG]
 
 
-def test_a_claimed_prefill_has_a_longer_timeout(queue: ListQueue) -> None:
-    async def play() -> None:
-        decoding, prefilling = FakeEngine(), FakeEngine()
-        hold = prefilling.faults.hold_first = asyncio.Event()
-        async with prefilling, routed(decoding, prefill=apart(wait_s=3600)) as site:
-            worker = PrefillWorker(queue, prefilling.url)
-            running = asyncio.create_task(worker.run())
-            requested = asyncio.create_task(site.completed(prompt=LONG))
-            await until(lambda: prefilling.under_way == 1)
-            await asyncio.sleep(0.5)  # more than twice what a local prefill of this prompt takes
-            assert not decoding.seen
-            hold.set()
-            assert (await requested)[0] == 200
-            assert courses(await site.text("/metrics")) == {"remote": 1}
-            worker.stop()
-            await asyncio.wait_for(running, 60)
-
-    run(play)
+async def test_a_claimed_prefill_has_a_longer_timeout(queue: ListQueue) -> None:
+    decoding, prefilling = FakeEngine(), FakeEngine()
+    hold = prefilling.faults.hold_first = asyncio.Event()
+    async with (
+        prefilling,
+        routed(decoding, prefill=apart(wait_s=3600)) as site,
+        working(queue, prefilling),
+    ):
+        requested = asyncio.create_task(site.completed(prompt=LONG))
+        await until(lambda: prefilling.under_way == 1)
+        await asyncio.sleep(0.5)  # more than twice what a local prefill of this prompt takes
+        assert not decoding.seen
+        hold.set()
+        assert (await requested)[0] == 200
+        assert courses(await site.text("/metrics")) == {"remote": 1}
 
 
 ENGINE = Worker(1)
@@ -179,85 +171,69 @@ async def remote_by(rule: str, load: Load | None) -> AsyncIterator[tuple[Remote,
     await remote.close()
 
 
-def test_busy_prefill_workers_get_no_more_tasks(queue: ListQueue) -> None:
+async def test_busy_prefill_workers_get_no_more_tasks(queue: ListQueue) -> None:
     """The limit is 16 batches of 8,192 tokens, as in Dynamo; cached tokens do not count."""
-
-    async def play() -> None:
-        async with remote_by("prefill-load", Load()) as (remote, came):
-            sent = []
-            for tokens, hit_rate in ((200_000, 0.5), (50_000, 0.0)):
-                before = len(queue.waiting)
-                sent.append(
-                    asyncio.create_task(remote.prefill(parsed_request(tokens), choice(hit_rate)))
-                )
-                while len(queue.waiting) == before:
-                    await asyncio.sleep(0.001)
-            await remote.prefill(parsed_request(10), choice())
-            assert came == ["local"]
-            for task in sent:
-                task.cancel()
-            await asyncio.gather(*sent, return_exceptions=True)
-            assert not queue.waiting
-            again = asyncio.create_task(remote.prefill(parsed_request(10), choice()))
-            await until(lambda: len(queue.waiting) == 1)
-            again.cancel()
-
-    run(play)
-
-
-def test_a_decode_engine_without_room_has_its_prompts_prefilled(queue: ListQueue) -> None:
-    async def play(blocks: int | None, sent: bool) -> None:
-        load = None if blocks is None else Load(kv_total_blocks=100, active_decode_blocks=blocks)
-        async with remote_by("roomy", load) as (remote, came):
-            task = asyncio.create_task(remote.prefill(parsed_request(100), choice()))
-            while not (queue.waiting or task.done()):
+    async with remote_by("prefill-load", Load()) as (remote, came):
+        sent = []
+        for tokens, hit_rate in ((200_000, 0.5), (50_000, 0.0)):
+            before = len(queue.waiting)
+            sent.append(
+                asyncio.create_task(remote.prefill(parsed_request(tokens), choice(hit_rate)))
+            )
+            while len(queue.waiting) == before:
                 await asyncio.sleep(0.001)
-            assert (len(queue.waiting), came) == ((1, []) if sent else (0, ["local"]))
-            queue.waiting.clear()
+        await remote.prefill(parsed_request(10), choice())
+        assert came == ["local"]
+        for task in sent:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    run(lambda: play(50, sent=False))
-    run(lambda: play(51, sent=True))
-    run(lambda: play(None, sent=False))
-
-
-def test_other_models_and_calls_are_not_prefilled_remotely(queue: ListQueue) -> None:
-    async def play() -> None:
-        async with routed(FakeEngine("fake", "other"), prefill=apart(wait_s=60)) as site:
-            assert (await site.completed(prompt=LONG, model="other"))[0] == 200
-            requested = {"model": "fake", "input": LONG}
-            async with site.client.post(f"{site.base}/v1/embeddings", json=requested) as answer:
-                assert answer.status == 200
-            assert not queue.waiting
-            assert courses(await site.text("/metrics")) == {}
-
-    run(play)
+        await asyncio.gather(*sent, return_exceptions=True)
+        assert not queue.waiting
+        again = asyncio.create_task(remote.prefill(parsed_request(10), choice()))
+        await until(lambda: len(queue.waiting) == 1)
+        again.cancel()
 
 
-def test_an_unknown_rule_and_an_unreachable_queue_are_one_line_errors() -> None:
-    async def rule() -> None:
-        with pytest.raises(RouterError, match="there is no rule 'often'; choose one of"):
-            async with routed(FakeEngine(), prefill=apart(rule="often")):
-                pass
-
-    async def address() -> None:
-        with pytest.raises(QueueError, match="'redis:x' is not a prefill queue"):
-            async with routed(FakeEngine(), prefill=Prefill((("fake", "redis:x"),))):
-                pass
-
-    run(rule)
-    run(address)
+@pytest.mark.parametrize(("blocks", "sent"), [(50, False), (51, True), (None, False)])
+async def test_a_decode_engine_without_room_has_its_prompts_prefilled(
+    queue: ListQueue, blocks: int | None, sent: bool
+) -> None:
+    load = None if blocks is None else Load(kv_total_blocks=100, active_decode_blocks=blocks)
+    async with remote_by("roomy", load) as (remote, came):
+        task = asyncio.create_task(remote.prefill(parsed_request(100), choice()))
+        await until(lambda: bool(queue.waiting) or task.done())
+        assert (len(queue.waiting), came) == ((1, []) if sent else (0, ["local"]))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
-def test_queue_options_are_parsed_as_model_and_address() -> None:
-    assert read_queues(["m=pool:/a:/b", "n=nats://h:1"]) == (
-        ("m", "pool:/a:/b"),
-        ("n", "nats://h:1"),
-    )
-    for texts in (["m"], ["=pool"], ["m="], ["m=pool", "m=pool"]):
-        with pytest.raises(RouterError, match=r"MODEL=QUEUE|two prefill queues"):
-            read_queues(texts)
+async def test_other_models_and_calls_are_not_prefilled_remotely(queue: ListQueue) -> None:
+    async with routed(FakeEngine("fake", "other"), prefill=apart(wait_s=60)) as site:
+        assert (await site.completed(prompt=LONG, model="other"))[0] == 200
+        requested = {"model": "fake", "input": LONG}
+        async with site.client.post(f"{site.base}/v1/embeddings", json=requested) as answer:
+            assert answer.status == 200
+        assert not queue.waiting
+        assert courses(await site.text("/metrics")) == {}
+
+
+@pytest.mark.parametrize(
+    ("prefill", "error", "message"),
+    [
+        (apart(rule="often"), RouterError, "there is no rule 'often'; choose one of"),
+        (Prefill((("fake", "redis:x"),)), QueueError, "'redis:x' is not a prefill queue"),
+        (
+            apart(thresholds=(("effective", 1.0),)),
+            RouterError,
+            "no setting 'effective'; it has decode_blocks_max",
+        ),
+    ],
+)
+async def test_wrong_settings_are_refused_at_the_start(
+    prefill: Prefill, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        async with routed(FakeEngine(), prefill=prefill):
+            pass
 
 
 async def test_a_threshold_decides_and_changes_while_the_router_runs(queue: ListQueue) -> None:
@@ -284,10 +260,3 @@ async def test_a_threshold_decides_and_changes_while_the_router_runs(queue: List
 def test_a_threshold_is_a_name_and_a_finite_number(text: str) -> None:
     with pytest.raises(RouterError, match="NAME=NUMBER"):
         read_thresholds([text])
-
-
-async def test_a_threshold_that_the_rule_lacks_is_refused_at_the_start(queue: ListQueue) -> None:
-    wrong = apart(thresholds=(("effective", 1.0),))
-    with pytest.raises(RouterError, match="no setting 'effective'; it has decode_blocks_max"):
-        async with routed(FakeEngine(), prefill=wrong):
-            pass

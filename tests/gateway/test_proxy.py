@@ -12,7 +12,10 @@ import re
 import socket
 import sys
 from collections.abc import Callable
-from typing import Any
+from datetime import datetime, timezone
+from email.utils import format_datetime
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -25,10 +28,11 @@ from multidict import CIMultiDict
 from routed import QUICK, Site, routed, until
 
 from beluga.gateway import Address, Limits, director
+from beluga.gateway import proxy as relay_module
 from beluga.gateway import run as run_loop
 from beluga.gateway.metrics import Metrics
-from beluga.gateway.parsed_request import FILE_TOKENS, TOKENIZED_SIZE_MAX, parse_request
-from beluga.gateway.protocol import for_engine
+from beluga.gateway.protocol import Refusal, error_event, for_client, for_engine, retry_after_s
+from beluga.gateway.proxy import Lines, relay
 from beluga.http_server import HEAD_SIZE_MAX
 
 
@@ -395,70 +399,6 @@ async def test_bytes_that_are_not_http_cause_one_log_line(
         assert "\n" not in line.getMessage()
 
 
-class Rude:
-    """A tokenizer that raises its own kind of error."""
-
-    problem = ""
-
-    def text(self, *_: object, **__: object) -> list[int]:
-        raise IndexError("no first token")
-
-    chat = text
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_prompt_on_which_the_tokenizer_fails_is_hashed_as_text(path: str) -> None:
-    body = json.dumps({"prompt": [[]]} if path == "/v1/completions" else {"messages": [{}]})
-    parsed = parse_request(path, body.encode(), tokenizer=Rude())
-    assert (parsed.exact, parsed.isl) == (False, 1)
-
-
-def test_a_prompt_longer_than_any_context_is_not_tokenized() -> None:
-    class Counting(Rude):
-        tokenized = 0
-
-        def text(self, *_: object, **__: object) -> list[int]:
-            self.tokenized += 1
-            return [7]
-
-    for length, tokenized in ((1000, 1), (TOKENIZED_SIZE_MAX, 0)):
-        tokenizer = Counting()
-        body = json.dumps({"prompt": "a" * length}).encode()
-        parsed = parse_request("/v1/completions", body, tokenizer=tokenizer)
-        assert (tokenizer.tokenized, parsed.exact) == (tokenized, bool(tokenized))
-
-
-def picture(content: str, question: str = "What is this?") -> bytes:
-    parts = [
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{content}"}},
-        {"type": "text", "text": question},
-    ]
-    messages = [{"role": "user", "content": parts}]
-    return json.dumps({"model": "m", "messages": messages}).encode()
-
-
-def test_an_image_counts_as_about_its_tokens_not_as_its_bytes() -> None:
-    path = "/v1/chat/completions"
-    short, same, other = (
-        parse_request(path, picture(content, question))
-        for content, question in (
-            ("A" * (2 << 20), "What is this?"),
-            ("A" * (2 << 20), "And who made it?"),
-            ("B" * (2 << 20), "What is this?"),
-        )
-    )
-    assert FILE_TOKENS < short.isl < FILE_TOKENS + 100
-    start = FILE_TOKENS + 20
-    assert short.tokens[:start].tolist() == same.tokens[:start].tolist()
-    assert short.tokens[:start].tolist() != other.tokens[:start].tolist()
-    assert parse_request(path, picture("A" * 400)).isl > 100  # short ones stay as they are
-
-
-async def test_every_connection_header_names_headers_of_one_hop() -> None:
-    pairs = [("Connection", "close"), ("X-Mine", "1"), ("A", "b"), ("connection", "X-Mine")]
-    assert list(for_engine(CIMultiDict(pairs)).items()) == [("A", "b")]
-
-
 async def test_a_websocket_is_refused_with_a_reason() -> None:
     engine = FakeEngine()
     async with routed(engine) as site:
@@ -486,8 +426,119 @@ async def test_a_client_that_sends_a_too_large_body_reads_why(
     async with routed(FakeEngine(), limits=Limits(body_size_max=1000)) as site:
         for tail in (
             b"Content-Length: %d\r\n\r\n%s" % (len(body), body),
+            b"Transfer-Encoding: chunked\r\n\r\n1388\r\n%s\r\n0\r\n\r\n" % (b"a" * 5000),
             b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body),
         ):
             answer = await asyncio.to_thread(sent, site.service.address, tail)
             assert answer.startswith(b"HTTP/1.1 413 ")
+        assert site.counts() == [0]
     assert "head is too large" not in caplog.text
+
+
+# ---- Headers and answers.
+
+
+@pytest.mark.parametrize(
+    ("text", "wait_s"),
+    [
+        *[("7", 7.0), ("61", 60.0), ("", 1.0), ("soon", 1.0), ("-3", 1.0), (" 5 ", 5.0)],
+        *[("9" * 5000, 60.0), ("1e9", 1.0), ("inf", 1.0), ("nan", 1.0)],
+        ("Wed, 21 Oct 2015 07:28:00 +" + "9" * 30, 1.0),  # no offset of any clock
+    ],
+)
+def test_an_engines_requested_pause_is_respected_up_to_a_limit(text: str, wait_s: float) -> None:
+    assert retry_after_s({"Retry-After": text}, 60.0) == wait_s
+
+
+def test_retry_after_may_be_a_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("beluga.gateway.protocol.time", SimpleNamespace(time=lambda: 1000.0))
+    for at, wait_s in ((1030, 30.0), (900, 0.0), (2000, 60.0)):
+        text = format_datetime(datetime.fromtimestamp(at, timezone.utc), usegmt=True)
+        assert retry_after_s({"Retry-After": text}, 60.0) == wait_s
+    assert retry_after_s({}, 0.5) == 0.5
+
+
+# ---- Lines of streams.
+
+
+def test_only_complete_lines_are_forwarded() -> None:
+    lines = Lines()
+    assert lines.push(b"da") == b""
+    assert lines.push(b"ta\nmo") == b"data\n"
+    assert lines.push(b"re\n") == b"more\n"
+    assert lines.push(b"end") == b""
+    assert (lines.remainder(), lines.remainder()) == (b"end", b"")
+
+
+def test_a_line_that_is_too_long_is_not_buffered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_module, "HELD_SIZE_MAX", 4)
+    lines = Lines()
+    assert lines.push(b"1234") == b""
+    assert lines.push(b"5") == b"12345"
+    assert lines.remainder() == b""
+    assert lines.push(b"a\n12345") == b"a\n12345"
+
+
+def test_events_are_counted_without_the_one_that_ends_a_stream() -> None:
+    pieces = [b"data: b\n\n", b"data: [DONE]\n\n", b""]
+    written: list[bytes] = []
+    counts: list[int] = []
+    ends: list[bytes] = []
+
+    class Source:
+        has_events = True
+
+        @property
+        def ended(self) -> bool:
+            return pieces == [b""]
+
+        async def next(self) -> bytes:
+            return pieces.pop(0)
+
+    class Target:
+        async def write(self, data: bytes) -> None:
+            written.append(data)
+
+        async def write_eof(self, data: bytes = b"") -> None:
+            written.append(data)
+            ends.append(data)
+
+    first = b"data: a\n\ndata: b\n\n"
+    asyncio.run(relay(cast("Any", Source()), first, cast("Any", Target()), counts.append))
+    assert counts == [2, 1, 0]
+    assert b"".join(written) == first + b"data: b\n\ndata: [DONE]\n\n"
+    assert ends == written[-1:]  # the end is sent with the last chunk
+
+
+def test_headers_of_one_hop_are_dropped_in_both_directions() -> None:
+    both = {"Connection": "close, X-Mine", "X-MINE": "1", "Transfer-Encoding": "chunked", "A": "b"}
+    assert dict(for_engine({**both, "Host": "h", "Expect": "100-continue"})) == {"A": "b"}
+    assert dict(for_client({**both, "Host": "h"}, "http://e:1")) == {"A": "b", "Host": "h"}
+    assert dict(for_client({"A": "b"}, "http://e:1")) == {"A": "b"}
+    pairs = [("Connection", "close"), ("X-Mine", "1"), ("A", "b"), ("connection", "X-Mine")]
+    assert list(for_engine(CIMultiDict(pairs)).items()) == [("A", "b")]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "retry_s", "retry_after"),
+    [
+        (400, "BadRequestError", None, None),
+        (404, "NotFoundError", None, None),
+        (413, "RequestTooLargeError", None, None),
+        (429, "RateLimitError", 0.2, "1"),
+        (500, "InternalServerError", None, None),
+        (502, "BadGatewayError", None, None),
+        (503, "ServiceUnavailableError", 1.0, "1"),
+        (504, "GatewayTimeoutError", 1.5, "2"),
+    ],
+)
+def test_errors_have_the_types_of_the_client_library(
+    status: int, kind: str, retry_s: float | None, retry_after: str | None
+) -> None:
+    answer = Refusal(status, "no", retry_after_s=retry_s, param="model").response()
+    assert (answer.status, answer.headers.get("Retry-After")) == (status, retry_after)
+    error = {"message": "no", "type": kind, "param": "model", "code": status}
+    assert json.loads(cast("bytes", answer.body))["error"] == error
+    event = error_event(status, "broke")
+    assert event.startswith(b"\ndata: {") and event.endswith(b"}\n\n")
+    assert json.loads(event[6:])["error"]["type"] == kind

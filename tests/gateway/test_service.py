@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The service and its settings: options, workers files, start, end."""
+"""The service and its settings: options, start, end."""
 
 from __future__ import annotations
 
@@ -24,37 +24,14 @@ from routed import QUICK, routed, until
 
 from beluga.cli.app import app
 from beluga.cli.gateway import gateway
-from beluga.errors import RouterError
+from beluga.errors import BelugaError, RouterError
 from beluga.gateway import Address, EngineSpec, Settings, read_engines
 from beluga.gateway.cache import Cache
-from beluga.gateway.fleet import read_workers, workers_text
 from beluga.gateway.metrics import Metrics
-from beluga.gateway.settings import read_url
+from beluga.gateway.settings import read_queues, read_url
 from beluga.simulate import Options
-
-NAMES = (
-    "dynamo_component_router_requests_total",
-    "dynamo_component_router_time_to_first_token_seconds_bucket",
-    "dynamo_component_router_inter_token_latency_seconds_bucket",
-    "dynamo_component_router_input_sequence_tokens_bucket",
-    "dynamo_component_router_output_sequence_tokens_bucket",
-    "dynamo_component_router_kv_hit_rate_bucket",
-    "dynamo_component_router_cached_tokens_bucket",
-    "dynamo_router_overhead_block_hashing_ms_bucket",
-    "dynamo_router_overhead_indexer_find_matches_ms_bucket",
-    "dynamo_router_overhead_seq_hashing_ms_bucket",
-    "dynamo_router_overhead_scheduling_ms_bucket",
-    "dynamo_router_overhead_total_ms_bucket",
-    "dynamo_frontend_worker_active_decode_blocks",
-    "dynamo_frontend_worker_active_prefill_tokens",
-    "dynamo_frontend_worker_last_time_to_first_token_seconds",
-    "dynamo_frontend_worker_last_inter_token_latency_seconds",
-    "dynamo_frontend_router_queue_pending_requests",
-    "dynamo_kv_hit_rate",
-    "dynamo_routing_latency_seconds_bucket",
-    "beluga_gateway_worker_kv_usage_ratio",
-    "beluga_gateway_worker_kv_blocks",
-)
+from beluga.tiers.remote import split_remote
+from beluga.tiers.remote.objects import store_options
 
 
 async def test_requests_wait_in_order_for_full_workers() -> None:
@@ -105,32 +82,6 @@ async def test_a_client_that_disconnects_while_waiting_leaves_no_state() -> None
         assert (await first)[0] == 200
         assert (await site.completed())[0] == 200
         assert site.counts() == [2]
-
-
-async def test_metrics_have_dynamos_names() -> None:
-    engine = FakeEngine()
-    engine.faults.pause_s = 0.02
-    engine.metrics = (
-        'vllm:num_requests_running{engine="0"} 3.0\n'
-        'vllm:num_requests_waiting{engine="0"} 2.0\n'
-        'vllm:kv_cache_usage_perc{engine="0"} 0.25\n'
-        'vllm:cache_config_info{block_size="16",num_gpu_blocks="400"} 1.0\n'
-        'vllm:prefix_cache_queries_total{engine="0"} 1000.0\n'
-        'vllm:prefix_cache_hits_total{engine="0"} 300.0\n'
-        'vllm:external_prefix_cache_hits_total{engine="0"} 200.0\n'
-    )
-    async with routed(engine) as site:
-        assert (await site.completed())[0] == 200
-        await until(lambda: [e.num_requests_waiting for e in site.service.loads().values()] == [2])
-        text = await site.text("/metrics")
-        assert [name for name in NAMES if f"\n{name}" not in text] == []
-        worker = f'{{worker="{engine.url}"}}'
-        assert f"dynamo_kv_hit_rate{worker} 0.5" in text
-        assert f"beluga_gateway_worker_kv_usage_ratio{worker} 0.25" in text
-        assert f"beluga_gateway_worker_kv_blocks{worker} 400.0" in text
-        assert 'dynamo_component_router_requests_total{model="fake",status="200"} 1.0' in text
-        assert 'router_output_sequence_tokens_sum{model="fake"} 5.0' in text
-        assert "dynamo_routing_latency_seconds_count 1.0" in text
 
 
 async def test_shutdown_completes_requests_and_rejects_new_ones() -> None:
@@ -261,19 +212,25 @@ def test_engine_options_have_an_optional_model() -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        *("", "a:1", "ftp://a", "http://", "http://a:x", "http://a:0", "http://a?b"),
-        *(
-            "http://a:b@c:1",
-            "http://a:99999",
-            "http://[::1",
-            "http://[a]:1",
-            "http://\N{ACCOUNT OF}:1",
-        ),
+        *("", "a:1", "ftp://a", "http://", "http://a:x", "http://a:0", "http://a?x", "http://a#x"),
+        *("http://a:b@c:1", "http://a:99999", "http://[::1", "http://[a]:1"),
+        "http://\N{ACCOUNT OF}:1",
     ],
 )
 def test_an_invalid_url_is_rejected(url: str) -> None:
-    with pytest.raises(RouterError, match="URL"):
+    with pytest.raises(
+        RouterError, match="query or fragment" if url[-2:] in {"?x", "#x"} else "URL"
+    ):
         read_url(url)
+    assert read_url(" https://a:1/base/v1/ ") == "https://a:1/base"
+
+
+def test_addresses_are_a_host_and_a_port() -> None:
+    for text, address in (("[::1]:80", ("::1", 80)), ("a:65535", ("a", 65535)), ("a:0", ("a", 0))):
+        assert Address.parse(text) == Address(*address)
+    for text in ("80", ":80", "a:b", "a:65536"):
+        with pytest.raises(RouterError, match="HOST:PORT"):
+            Address.parse(text)
 
 
 def test_invalid_choices_are_rejected() -> None:
@@ -287,56 +244,6 @@ def test_invalid_choices_are_rejected() -> None:
     ):
         with pytest.raises(RouterError):
             read_engines(workers, models, events)
-
-
-def test_each_rank_of_an_engine_may_have_an_endpoint(tmp_path: Path) -> None:
-    [engine] = read_engines(
-        ["http://a:1"], (), ["http://a:1=tcp://a:5,tcp://a:6", "http://a:1/=tcp://a:7"]
-    )
-    others = (("tcp://a:7", None),)
-    assert engine == EngineSpec("http://a:1", (), "tcp://a:5", "tcp://a:6", others)
-    assert engine.feeds == (("tcp://a:5", "tcp://a:6"), ("tcp://a:7", None))
-    assert EngineSpec("http://a:1").feeds == ()
-    path = tmp_path / "workers"
-    path.write_text("http://a:1 events=tcp://a:5 replay=tcp://a:6 events=tcp://a:7")
-    assert read_workers(workers_text(path), path) == (engine,)
-
-
-def test_each_line_of_a_file_is_a_worker(tmp_path: Path) -> None:
-    path = tmp_path / "workers"
-    path.write_text(
-        "\n# all of ours\nhttp://a:1 model=m model=n # first\nhttp://b:2 events=ipc:///e\n"
-    )
-    assert read_workers(workers_text(path), path) == (
-        EngineSpec("http://a:1", ("m", "n")),
-        EngineSpec("http://b:2", (), "ipc:///e"),
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("http://a\nnonsense\n", "line 2: 'nonsense'"),
-        ("http://a weight=3\n", "line 1: 'weight=3' is not one of"),
-        ("http://a\nhttp://a/\n", "line 2: http://a occurs twice"),
-        ("\x00", "line 1"),
-        ("http://a replay=tcp://a:6", "line 1: 'replay=tcp://a:6' must follow the events="),
-        ("http://a events=b replay=c replay=d", "'replay=d' must follow the events="),
-        ("http://a events=b events=b", "the KV events of http://a at b are configured twice"),
-    ],
-)
-def test_an_invalid_file_is_rejected(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "workers"
-    path.write_text(text)
-    with pytest.raises(RouterError, match=message):
-        read_workers(workers_text(path), path)
-
-
-def test_addresses_may_be_ipv6() -> None:
-    assert Address.parse("[::1]:80") == Address("::1", 80)
-    for text in ("80", ":80", "a:b", "a:70000"):
-        with pytest.raises(RouterError):
-            Address.parse(text)
 
 
 def test_the_command_and_the_settings_have_the_same_defaults(
@@ -435,3 +342,66 @@ def test_an_unknown_block_size_is_rejected() -> None:
     assert learning.learn(10**15) is None
     assert learning.learn(32) is not None
     assert learning.learn(16) is None
+
+
+def test_a_model_has_one_queue() -> None:
+    assert read_queues(["m=pool", "n=nats://h"]) == (("m", "pool"), ("n", "nats://h"))
+    for wrong, message in (
+        (["m"], "not MODEL=QUEUE"),
+        (["=pool"], "not MODEL"),
+        (["m="], "not MODEL"),
+    ):
+        with pytest.raises(RouterError, match=message):
+            read_queues(wrong)
+    with pytest.raises(RouterError, match="two prefill queues"):
+        read_queues(["m=pool", "m=pool"])
+
+
+WORD = "hunter2hunter2"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(f"http://me:{WORD}@host", f"http://me:{WORD}@host:port", f"http://me:{WORD}/x@host:1"),
+        *(f"http://me:{WORD}#x@host:1", f"http://host/?key={WORD}", f"me:{WORD}@host:80"),
+        *(f"ftp://me:{WORD}@host", f"http://me:{WORD}@[::1", "http://a b", "http://a/\x07b"),
+    ],
+)
+def test_no_error_of_an_address_has_its_password(url: str) -> None:
+    with pytest.raises(BelugaError) as refused:
+        read_url(url)
+    text = str(refused.value)
+    for read in (
+        lambda text: read_engines([text]),
+        lambda text: read_engines([], [f"m={text}"]),
+        lambda text: read_engines([], [f"={text}"]),
+        lambda text: read_engines(["http://a"], [], [text]),
+        lambda text: read_queues([text]),
+        split_remote,
+    ):
+        try:
+            read(url)
+        except BelugaError as error:
+            text = f"{error}{error.__cause__}"
+        assert WORD not in text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(f"redis://:{WORD}/x@host:1", f"redis://me:{WORD}#x@host:1", f"valkey://:{WORD}?x@host"),
+        *(f"s3://me:{WORD}/b@host", f"redis://:a/{WORD}@host:1"),
+    ],
+)
+def test_no_error_of_a_store_has_its_password(url: str) -> None:
+    with pytest.raises(BelugaError) as error:
+        split_remote(url)
+    assert WORD not in f"{error.value}{error.value.__cause__}"
+
+
+def test_no_error_of_a_stores_endpoint_has_its_password() -> None:
+    url = split_remote(f"s3://bucket/?endpoint=ftp://me:{WORD}@host")
+    with pytest.raises(ValueError, match="its endpoint is 'ftp://host'") as error:
+        store_options(url)
+    assert WORD not in str(error.value)

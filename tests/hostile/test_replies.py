@@ -1,22 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """Reply lines may contain anything and change while they are read: a client accepts a whole line or
-none, and returns only replies whose checksum matches, or an error.
+none, and returns only replies whose checksum matches, or an error. Forged records and entries
+outside the pool's data are misses or errors, and the client survives.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import liar as liar_program
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scribble import scribble
+from support import role
 from support.blocks import keys
-from support.emulation import fewer
+from support.emulation import PATIENCE, fewer
 from support.forge import LINE, Lane, bulk_payload, read, sealed, write
 
 from beluga._ffi import ffi, lib
@@ -192,10 +198,10 @@ def test_arbitrary_records_are_inside_the_pool_or_an_error(
     index, geometry = IndexClient(liar.client), liar.pool.geometry
     for call in (index.lookup, lambda keys: index.reserve(keys, length=4096)):
         try:
-            found = call(keys(range(4)))
+            reply = call(keys(range(4)))
         except (BelugaError, OSError):
             continue
-        for grant in getattr(found, "hits", found):
+        for grant in getattr(reply, "hits", reply):
             if grant.state.name == "REFUSED":
                 continue
             assert geometry.data_offset <= grant.offset
@@ -209,3 +215,61 @@ def test_checksums_of_another_length_are_an_error(liar: Liar, more: int) -> None
     liar.word = bytes(ffi.sizeof("bl_index_stat") + more)
     with pytest.raises(BadReplyError):
         IndexClient(liar.client).stat()
+
+
+# ---- Forged records and entries
+
+PAGE = 4096
+WITHIN = [[1, PAGE, 0, 1], [2, PAGE, 1024, 0], [17, 16 * PAGE, 4096, 0]]
+BEYOND = [
+    [1, PAGE, 1024, 1],  # the checksums are past the end,
+    [1, PAGE, 64, 0],
+    [1, 2 * PAGE, 0, 0],  # or the payload
+    [16, 32 << 20, 0, 0],
+    [1, 64 << 20, 16384, 1],
+    [0, PAGE, 0, 0],
+]
+
+
+def outcomes(directory: Path, cases: list[list[int]]) -> list[tuple[str, object]]:
+    """Return the calls and their results."""
+    command = [sys.executable, liar_program.__file__, str(directory), json.dumps(cases)]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=120 * PATIENCE, check=False
+    )
+    lines = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert ended.returncode == 0, (lines[-1:], ended.stderr[-2000:])
+    assert len(lines) == len(cases) * 12
+    return [(call[1], outcome) for call, outcome in zip(lines[::2], lines[1::2], strict=True)]
+
+
+def test_a_forged_record_past_the_end_of_the_pool_is_no_hit(shm: Path) -> None:
+    for call, outcome in outcomes(shm, BEYOND):
+        if call == "lookup":  # the caller does not specify the length of the chunks
+            assert outcome in (1, "BadReplyError")
+        else:
+            assert outcome in (0, "BadReplyError"), call
+
+
+def test_a_block_within_the_bounds_is_accepted(shm: Path) -> None:
+    outcome = outcomes(shm, WITHIN)
+    assert {answer for call, answer in outcome if call in ("get", "lookup")} == {1}
+    assert {answer for call, answer in outcome if call == "put"} == {1}
+
+
+def look_up_a_late_hit(path: str) -> None:
+    pool = Pool.create([path], device_size=16 << 20, sparse=True, max_blocks=64)
+    server = Server(pool)
+    server.handle(lib.BL_METHOD_LOOKUP, lambda _: bytes(4) + (1).to_bytes(4, "little"))
+    server.start()
+    try:
+        IndexClient(Client(pool)).lookup(keys([1]))
+    except BadReplyError:
+        print("refused")
+    pool.close()
+
+
+def test_a_reply_with_a_hit_after_the_hits_is_rejected(shm: Path) -> None:
+    """The client would request the remaining keys forever."""
+    ended = role.run(look_up_a_late_hit, shm / "a", timeout_s=20)
+    assert ended.stdout.strip() == "refused", ended.stderr

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The rules of Dynamo's radix indexer, R1 to R10, and what the index adds: tiers and limits.
-
-Random event streams: the index against a naive model.
+"""The rules of Dynamo's radix indexer, R1 to R10, and what the index adds: tiers and limits. The
+approximate index, and the feed that restores the order of a publisher's messages.
 """
 
 from __future__ import annotations
@@ -18,18 +17,15 @@ from models.prefix import NaiveIndex
 from support.emulation import fewer
 
 from beluga.errors import EventError, RouterError
-from beluga.router import (
-    Overlap,
-    Query,
-)
-from beluga.router.events import Cleared, Removed, RouterEvent, Stored, Tier, tier_of, to_dynamo
-from beluga.router.indexer import Indexer
-from beluga.router.worker import Worker
+from beluga.router import Indexer, Overlap, Query, ReplayBuffer, RouterEvent, Stored, Tier, Worker
+from beluga.router.approximate import ApproximateIndexer, PredictiveIndexer
+from beluga.router.events import Cleared, Removed, tier_of, to_dynamo
+from beluga.router.feeds import Feed, Replay
 
 # C may walk a broken tree forever. Only a thread can end that; a signal cannot.
 pytestmark = pytest.mark.timeout(60, method="thread")
 
-A, B = Worker(1), Worker(2)
+A, B, C = Worker(1), Worker(2), Worker(3)
 A1 = Worker(1, 1)
 
 
@@ -57,56 +53,90 @@ def scores(index: Indexer, *hashes: int, early_exit: bool = False) -> dict[Worke
     return {worker: overlap.device for worker, overlap in matches.held.items()}
 
 
-def test_r1_unknown_parent_drops_the_whole_event(index: Indexer) -> None:
-    index.apply(stored(B, [11], [1]))
-    with pytest.raises(EventError, match="parent block not found"):
-        index.apply(stored(A, [12, 13], [2, 3], parent=11))  # only B has announced 11
-    assert index.counts.parent_not_found == 1
-    assert scores(index, 1, 2, 3) == {B: 1}
-    index.apply(stored(A, [11, 12], [1, 2]))
-    index.apply(stored(A, [13], [3], parent=12))
-    assert scores(index, 1, 2, 3) == {A: 3, B: 1}
+CHAIN = stored(A, [11, 12, 13], [1, 2, 3])
 
 
-def test_r2_block_that_is_its_own_parent_is_refused(index: Indexer) -> None:
-    index.apply(stored(A, [11], [1]))
-    with pytest.raises(EventError, match="invalid block sequence"):
-        index.apply(stored(A, [12, 11], [2, 1], parent=11))
-    assert scores(index, 1, 2) == {A: 1}
-
-
-def test_cycle_of_parents_is_only_a_longer_path(index: Indexer) -> None:
-    index.apply(stored(A, [11], [1]))
-    index.apply(stored(A, [12], [2], parent=11))
-    index.apply(stored(A, [11], [1], parent=12))  # 11 names the third block from now on
-    assert scores(index, 1, 2, 1) == {}
-    assert index.counts.moved == 1
-    index.apply(removed(A, 12, 11))
+@pytest.mark.parametrize(
+    ("events", "failed", "expected"),
+    [
+        pytest.param(
+            [stored(B, [11], [1]), stored(A, [12, 13], [2, 3], parent=11)],
+            1,
+            {(1, 2, 3): {B: 1}},
+            id="R1: an unknown parent, which only B has announced, drops the whole event",
+        ),
+        pytest.param(
+            [stored(A, [11, 12], [1, 2]), stored(A, [13], [3], parent=12)],
+            0,
+            {(1, 2, 3): {A: 3}},
+            id="R1: a known parent",
+        ),
+        pytest.param(
+            [stored(A, [11], [1]), stored(A, [12, 11], [2, 1], parent=11)],
+            1,
+            {(1, 2): {A: 1}},
+            id="R2: a block that is its own parent",
+        ),
+        pytest.param(
+            [
+                stored(A, [11], [1]),
+                stored(A, [12], [2], parent=11),
+                stored(A, [11], [1], parent=12),  # 11 names the third block from now on
+            ],
+            0,
+            {(1, 2, 1): {}},
+            id="a cycle of parents is only a longer path",
+        ),
+        pytest.param([CHAIN] * 3, 0, {(1, 2, 3): {A: 3}}, id="R3: storing again changes nothing"),
+        pytest.param(
+            [stored(A, [11, 12], [1, 2]), stored(B, [12, 11], [1, 2]), removed(B, 11)],
+            0,
+            {(1, 2): {A: 2, B: 1}},
+            id="R3: engines have their own hashes of a block",
+        ),
+        pytest.param(
+            [stored(A, [-1], [-2]), stored(A, [5], [6], parent=-1)],
+            0,
+            {((1 << 64) - 2, 6): {A: 2}, (-2, 6): {A: 2}},
+            id="R3: hashes with a sign are read as bits",
+        ),
+        pytest.param(
+            [CHAIN, removed(A, 12), removed(A, 11), stored(A, [11], [1])],
+            0,
+            {(1, 2, 3): {A: 1}},
+            id="R5: blocks after a gap do not count",
+        ),
+        pytest.param(
+            [CHAIN, removed(A, 12), stored(A, [12], [2], parent=11)],
+            0,
+            {(1, 2, 3): {A: 3}},
+            id="R5: blocks after a gap count again when it is filled",
+        ),
+        pytest.param(
+            [*(stored(w, [11, 12], [1, 2]) for w in (A, A1, B)), RouterEvent(A, Cleared())],
+            0,
+            {(1, 2): {A1: 2, B: 2}},
+            id="R6: a clear affects one rank",
+        ),
+        pytest.param(
+            [CHAIN, stored(B, [11], [1]), stored(A1, [22], [2])],
+            0,
+            {(1, 2, 3, 4): {A: 3, B: 1}, (2, 3): {A1: 1}, (7,): {}, (): {}},
+            id="R7: scores are leading blocks",
+        ),
+    ],
+)
+def test_the_rules_of_the_reference(
+    index: Indexer,
+    events: list[RouterEvent],
+    failed: int,
+    expected: dict[tuple[int, ...], dict[Worker, int]],
+) -> None:
+    assert index.apply_all(events) == failed
+    assert {hashes: scores(index, *hashes) for hashes in expected} == expected
+    for worker in index.workers():
+        index.remove_worker(worker.worker_id)
     assert index.stat()[:2] == (0, 0)
-
-
-def test_r3_storing_again_changes_nothing(index: Indexer) -> None:
-    for _ in range(3):
-        index.apply(stored(A, [11, 12], [1, 2]))
-    assert scores(index, 1, 2) == {A: 2}
-    assert (index.counts.stored, index.counts.repeated) == (2, 4)
-    index.apply(removed(A, 11, 12))
-    assert index.stat()[:2] == (0, 0)
-
-
-def test_r3_engines_have_their_own_hashes_of_a_block(index: Indexer) -> None:
-    index.apply(stored(A, [11, 12], [1, 2]))
-    index.apply(stored(B, [12, 11], [1, 2]))
-    index.apply(removed(B, 11))
-    assert scores(index, 1, 2) == {A: 2, B: 1}
-
-
-def test_r3_hashes_with_a_sign_are_read_as_bits(index: Indexer) -> None:
-    index.apply(stored(A, [-1], [-2]))
-    index.apply(stored(A, [5], [6], parent=-1))
-    assert scores(index, (1 << 64) - 2, 6) == {A: 2}
-    index.apply(removed(A, (1 << 64) - 1))
-    assert scores(index, -2, 6) == {}
 
 
 def test_r4_removal_continues_after_an_unknown_block(index: Indexer) -> None:
@@ -115,14 +145,6 @@ def test_r4_removal_continues_after_an_unknown_block(index: Indexer) -> None:
         index.apply(removed(A, 99, 13, 98, 12))
     assert scores(index, 1, 2, 3) == {A: 1}
     assert (index.counts.removed, index.counts.unknown) == (2, 2)
-
-
-def test_r4_path_may_be_removed_from_its_middle_on(index: Indexer) -> None:
-    index.apply(stored(A, [11, 12, 13], [1, 2, 3]))
-    index.apply(removed(A, 12, 13))
-    assert scores(index, 1, 2, 3) == {A: 1}
-    index.apply(removed(A, 11))
-    assert index.stat()[:2] == (0, 0)
 
 
 def test_r5_block_counts_only_if_those_before_it_do(index: Indexer) -> None:
@@ -135,39 +157,6 @@ def test_r5_block_counts_only_if_those_before_it_do(index: Indexer) -> None:
     assert scores(index, 1, 2, 5) == {A: 1, B: 3}
     with pytest.raises(EventError, match="parent block not found"):
         index.apply(stored(A, [16], [6], parent=12))
-
-
-def test_r5_blocks_after_a_gap_count_again_when_it_is_filled(index: Indexer) -> None:
-    index.apply(stored(A, [11, 12, 13], [1, 2, 3]))
-    index.apply(removed(A, 12))
-    index.apply(removed(A, 11))
-    assert scores(index, 1, 2, 3) == {}
-    index.apply(stored(A, [11], [1]))
-    assert scores(index, 1, 2, 3) == {A: 1}
-    index.apply(stored(A, [12], [2], parent=11))
-    assert scores(index, 1, 2, 3) == {A: 3}  # 13 was never removed
-
-
-def test_r6_a_clear_affects_one_rank_and_a_removal_all(index: Indexer) -> None:
-    for worker in (A, A1, B):
-        index.apply(stored(worker, [11, 12], [1, 2]))
-    index.apply(stored(A, [11], None, tier=Tier.HOST))
-    index.apply(RouterEvent(A, Cleared()))
-    assert scores(index, 1, 2) == {A1: 2, B: 2}
-    assert index.held(A, Tier.HOST) == 0
-    index.apply(stored(A, [11], [1]))
-    index.remove_worker(1)
-    assert scores(index, 1, 2) == {B: 2}
-    assert index.workers() == [B]
-
-
-def test_r7_scores_are_leading_blocks(index: Indexer) -> None:
-    index.apply(stored(A, [11, 12, 13], [1, 2, 3]))
-    index.apply(stored(B, [11], [1]))
-    index.apply(stored(A1, [22], [2]))
-    assert scores(index, 1, 2, 3, 4) == {A: 3, B: 1}
-    assert scores(index, 2, 3) == {A1: 1}
-    assert scores(index, 7) == scores(index) == {}
 
 
 def test_r7_early_exit_gives_a_lower_bound(index: Indexer) -> None:
@@ -227,12 +216,9 @@ def test_the_pools_blocks_outlive_their_publishers(index: Indexer) -> None:
 )
 def test_tier_names_are_parsed(word: str | None, tier: int) -> None:
     assert tier_of(word) == tier
-
-
-@pytest.mark.parametrize("word", ["TAPE", "", 7])
-def test_unknown_tier_is_an_error(word: object) -> None:
-    with pytest.raises(EventError, match="tier"):
-        tier_of(word)  # type: ignore[arg-type]
+    for wrong in ("TAPE", "", 7):
+        with pytest.raises(EventError, match="tier"):
+            tier_of(wrong)  # type: ignore[arg-type]
 
 
 def test_a_full_index_evicts_the_oldest_blocks() -> None:
@@ -451,39 +437,227 @@ def test_any_stream_agrees_with_a_naive_index(data: st.DataObject) -> None:
     def pick(count: int) -> int:
         return data.draw(st.integers(0, count - 1))
 
-    play(
-        lambda: any_event(pick, ranks=3, tiers=4),
-        pick,
-        steps=data.draw(st.integers(1, 12)),
-        index=Indexer(workers=6, blocks=1 << 10),
-        look=3,
-    )
+    index = Indexer(workers=6, blocks=1 << 10)
+    steps = data.draw(st.integers(1, 12))
+    play(lambda: any_event(pick, ranks=3, tiers=4), pick, steps=steps, index=index, look=3)
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("ranks", [3, 50])
-def test_long_stream_agrees_with_a_naive_index(seed: int, ranks: int) -> None:
+@pytest.mark.parametrize("engines", [False, True])
+def test_long_stream_agrees_with_a_naive_index(seed: int, ranks: int, engines: bool) -> None:
     pick = random.Random(seed).randrange
     index = Indexer(workers=2 * ranks, blocks=1 << 12)  # 100 ranks use two words of bits
     tiers = 3 + seed % 2
-    play(
-        lambda: any_event(pick, ranks=ranks, tiers=tiers),
-        pick,
-        steps=600,
-        index=index,
-        look=5,
-    )
+
+    def event() -> RouterEvent:
+        if engines:
+            return engine_event(pick, ranks=ranks)
+        return any_event(pick, ranks=ranks, tiers=tiers)
+
+    play(event, pick, steps=600, index=index, look=5)
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("ranks", [3, 40])
-def test_stream_of_engines_agrees_with_a_naive_index(seed: int, ranks: int) -> None:
-    pick = random.Random(seed).randrange
-    index = Indexer(workers=2 * ranks, blocks=1 << 12)
-    play(
-        lambda: engine_event(pick, ranks=ranks),
-        pick,
-        steps=600,
-        index=index,
-        look=5,
-    )
+# ---- The feed, and the approximate index
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_replayed_and_live_items_are_in_order(seed: int) -> None:
+    rng = random.Random(seed)
+    feed: Feed[int] = Feed()
+    out: list[int] = []
+    sent: list[int] = []
+    for number in range(300):
+        sent.append(number)
+        if rng.random() < 0.2:
+            continue  # the message is lost
+        ready = feed.offer(number, number, float(number))
+        assert not ready.restarted
+        out += ready.items
+        if feed.wanted is not None and rng.random() < 0.3:
+            for old in sent[feed.wanted :]:
+                out += feed.replayed(old, old, old)
+            out += feed.give_up()
+    assert out == list(range(len(out)))
+    assert (feed.lost, feed.restarts) == (0, 0)
+    assert len(out) > 200
+
+
+def test_messages_without_a_replay_are_lost() -> None:
+    feed: Feed[str] = Feed()
+    assert feed.offer(2, "c", 1.0).items == []
+    assert feed.wanted == 0
+    assert feed.replayed(1, "b", 1) == []
+    assert feed.give_up() == ["b", "c"]
+    assert (feed.lost, feed.wanted) == (1, None)
+    assert feed.offer(3, "d", 2.0).items == ["d"]
+
+
+def test_held_items_are_bounded() -> None:
+    feed: Feed[int] = Feed(held_max=10)
+    out: list[int] = []
+    for number in range(5, 30):
+        out += feed.offer(number, number, float(number)).items
+    assert out == list(range(5, 30))
+    assert feed.lost == 5
+    assert feed.offer((1 << 64) - 2, 0, 99.0).items == []
+    assert feed.give_up() == [0]
+    # an implausible number does not block the feed forever
+    assert feed.offer(30, 30, 100.0).restarted
+
+
+def test_a_live_repetition_of_a_replayed_item_is_not_a_restart() -> None:
+    feed: Feed[int] = Feed()
+    feed.offer(1, 1, 1.0)
+    assert feed.replayed(0, 0, 0.0) == [0, 1]
+    assert feed.replayed(2, 2, 2.0) == [2]
+    ready = feed.offer(2, 2, 2.0)  # the message waited in the socket meanwhile
+    assert (ready.items, ready.restarted, feed.repeated) == ([], False, 1)
+    assert feed.replaced(5, 5, 5.0) == [5]
+    assert not feed.offer(5, 5, 5.0).restarted
+    assert feed.replaced(0, 0, 9.0) == feed.replayed(0, 0, 9.0) == []
+    assert feed.offer(0, 0, 8.0).restarted  # items that were not read do not count for the delay
+
+
+def test_a_publisher_that_reconnects_is_followed_again() -> None:
+    feed: Feed[int] = Feed()
+    assert [feed.offer(number, number, 5.0 + number).items for number in range(3)] == [
+        [0],
+        [1],
+        [2],
+    ]
+    feed.reset()
+    assert feed.offer(3, 3, 8.0).items == []  # no restart: all are requested again
+    assert feed.wanted == 0
+    feed.reset()
+    assert feed.offer(0, 0, 1.0).items == [0]  # a restart, and the clock was set back
+    assert (feed.lost, feed.restarts) == (0, 0)
+
+
+def test_a_buffer_replays_its_items() -> None:
+    buffer: ReplayBuffer[int] = ReplayBuffer(ring=4)
+    assert [buffer.add(number) for number in range(10)] == list(range(10))
+    assert buffer.replay(8) == Replay([8, 9], 0)
+    assert buffer.replay(3) == Replay([6, 7, 8, 9], 3)
+    assert buffer.replay(buffer.next_number) == Replay([], 0)
+    buffer.skip()
+    assert buffer.add(11) == 11
+    assert buffer.replay(9) == Replay([11], 2)
+    with pytest.raises(RouterError, match="at least one"):
+        ReplayBuffer(ring=0)
+
+
+def sent_scores(index: ApproximateIndexer, hashes: list[int], now: float) -> dict[Worker, int]:
+    held = index.find_matches(hashes, now).held
+    return {worker: overlap.device for worker, overlap in held.items()}
+
+
+def test_blocks_count_until_their_time_is_up() -> None:
+    index = ApproximateIndexer()
+    index.routed(A, [1, 2, 3], 0.0)
+    index.routed(B, [1, 2], 60.0)
+    assert sent_scores(index, [1, 2, 3], 119.9) == {A: 3, B: 2}
+    assert sent_scores(index, [1, 2, 3], 120.0) == {B: 2}
+    assert sent_scores(index, [1, 2, 3], 180.0) == {}
+    assert len(index) == 0
+
+
+def test_a_repeated_prompt_restarts_the_timer() -> None:
+    index = ApproximateIndexer(ttl_s=10)
+    index.routed(A, [1, 2, 3], 0.0)
+    index.routed(A, [1, 2], 5.0)
+    assert sent_scores(index, [1, 2, 3], 12.0) == {A: 2}
+    assert len(index) == 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_index_agrees_with_a_naive_table(seed: int) -> None:
+    rng = random.Random(seed)
+    index = ApproximateIndexer(ttl_s=10)
+    until: dict[tuple[Worker, tuple[int, ...]], float] = {}
+    now = 0.0
+    for _ in range(400):
+        now += rng.random()
+        worker = Worker(rng.randrange(4))
+        hashes = [rng.randrange(2) for _ in range(rng.randrange(8))]
+        index.routed(worker, hashes, now)
+        until |= {(worker, tuple(hashes[: i + 1])): now + 10 for i in range(len(hashes))}
+        until = {key: when for key, when in until.items() if when > now}
+        requested = [rng.randrange(2) for _ in range(8)]
+        expected = {}
+        for holder in map(Worker, range(4)):
+            run = 0
+            while run < 8 and (holder, tuple(requested[: run + 1])) in until:
+                run += 1
+            if run:
+                expected[holder] = run
+        assert sent_scores(index, requested, now) == expected
+        assert len(index) == len(until)
+
+
+def test_the_oldest_blocks_are_pruned_down_to_the_ratio() -> None:
+    index = ApproximateIndexer(blocks=100)
+    for first in range(0, 100, 10):
+        index.routed(A if first % 20 else B, list(range(first, first + 10)), float(first))
+    assert len(index) == 100
+    index.routed(A, [500], 100.0)
+    assert len(index) == 80
+    # the third oldest loses blocks from its end
+    assert sent_scores(index, list(range(20, 30)), 100.0) == {B: 9}
+    assert sent_scores(index, list(range(10)), 100.0) == {}
+    assert sent_scores(index, [500], 100.0) == {A: 1}
+    index.routed(C, list(range(1000, 2000)), 101.0)  # more than there is space for
+    assert len(index) == 80
+
+
+def test_the_end_of_a_prompt_that_was_pruned_is_not_found() -> None:
+    index = ApproximateIndexer(blocks=100, ttl_s=10)
+    prompt = list(range(1000, 1090))
+    index.routed(A, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], 0.0)
+    index.routed(A, prompt, 1.0)
+    assert len(index) == 80
+    assert sent_scores(index, prompt, 1.0) == {A: 80}
+    assert sent_scores(index, prompt, 11.0) == {}
+    index.routed(A, prompt[:80], 12.0)
+    assert sent_scores(index, prompt, 12.0) == {A: 80}  # the rest was sent before, and has expired
+
+
+def test_a_removed_worker_is_dropped() -> None:
+    index = ApproximateIndexer(workers=2)
+    index.routed(A, [1, 2], 0.0)
+    index.routed(B, [1], 0.0)
+    with pytest.raises(EventError, match="exceeds the limit"):
+        index.routed(C, [1], 0.0)
+    index.remove_worker(1)
+    assert (sent_scores(index, [1, 2], 1.0), len(index)) == ({B: 1}, 1)
+    index.routed(C, [1], 1.0)
+    assert sent_scores(index, [1, 2], 1.0) == {B: 1, C: 1}
+    with pytest.raises(RouterError):
+        ApproximateIndexer(ttl_s=0)
+
+
+def test_prompts_with_one_prefix_follow_the_first() -> None:
+    events = Indexer(workers=4, blocks=100)
+    index = PredictiveIndexer(events)
+    events.apply(RouterEvent(B, Stored([1], [1])))
+    index.routed(A, [1, 2, 3], 0.0)
+    matches = index.find_matches([1, 2, 3], 1.0)
+    assert (matches.of(A), matches.of(B)) == (Overlap(device=3), Overlap(device=1))
+    assert index.find_matches([1, 2, 3], 5.0).held.keys() == {B}
+    events.apply(RouterEvent(A, Stored([1, 2], [1, 2])))
+    assert index.find_matches([1, 2, 3], 6.0).of(A) == Overlap(device=2)
+    index.remove_worker(1)
+    assert index.find_matches([1, 2, 3], 6.0).held.keys() == {B}
+
+
+def test_predictions_replace_lower_tiers() -> None:
+    events = Indexer(workers=4, blocks=100)
+    index = PredictiveIndexer(events)
+    hashes = list(range(1, 9))
+    events.apply(RouterEvent(A, Stored(hashes[:2], hashes[:2])))
+    events.apply(RouterEvent(A, Stored(hashes[2:4], hashes[2:4], 2), tier=Tier.HOST))
+    events.apply(RouterEvent(A, Stored(hashes[4:6], hashes[4:6], 4), tier=Tier.SHARED))
+    assert index.find_matches(hashes, 0.0).of(A) == Overlap(2, 2, 0, 2)
+    for sent, expected in ((1, Overlap(2, 2, 0, 2)), (3, Overlap(3, 1, 0, 2)), (8, Overlap(8))):
+        index.routed(A, hashes[:sent], 0.0)
+        assert index.find_matches(hashes, 0.0).of(A) == expected

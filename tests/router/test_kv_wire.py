@@ -1,28 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""vLLM's KV events from frames into the index."""
+"""vLLM's KV events from frames into the index, and the hashes of blocks of both eras."""
 
 from __future__ import annotations
 
+import random
+import struct
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.emulation import fewer
+from xxhash import xxh3_64_intdigest
 
 from beluga.errors import EventError, RouterError
-from beluga.router import BlockHasher, Cleared, Indexer, Removed, Stored, Tier, Worker
-from beluga.router import events as wire_module
-from beluga.router.events import (
-    Frame,
-    WireDecoder,
-    decode_frames,
-    hash_blocks_by,
-    replay_request,
+from beluga.router import (
+    BlockHasher,
+    Cleared,
+    Indexer,
+    Removed,
+    Stored,
+    Tier,
+    Worker,
+    salt_seed,
+    unsigned,
 )
+from beluga.router import events as wire_module
+from beluga.router.events import Frame, WireDecoder, decode_frames, hash_blocks_by, replay_request
 from beluga.router.feeds import Subscription
+from beluga.router.hashing import xxh3
 
 msgspec = pytest.importorskip("msgspec", reason="msgspec is not installed (the extra 'router')")
 
@@ -167,6 +176,8 @@ def test_maps_and_arrays_decode_to_the_same_events() -> None:
 def test_a_batch_may_be_a_map() -> None:
     form = {"ts": 2, "events": [{"type": "AllBlocksCleared"}], "data_parallel_rank": None}
     batch = decoder().batch(msgspec.msgpack.encode(form))
+    short = decoder().batch(msgspec.msgpack.encode([1.0, [stored([11])]]))
+    assert [event.worker for event in short.events] == [Worker(7, 0)]
     assert (batch.made_s, batch.worker, len(batch.events)) == (2.0, Worker(7), 1)
 
 
@@ -238,11 +249,6 @@ def test_blocks_are_salted_from_the_first_on(adapter: str, monkeypatch: pytest.M
     assert local_hashes([18], always, parent=17, first=8) == [8]
 
 
-def test_other_cache_groups_are_ignored() -> None:
-    batch = decoder().batch(payload(stored([11], group_idx=1), stored([12], group_idx=0)))
-    assert [event.data for event in batch.events] == [Stored([12], [1])]
-
-
 def test_an_unreadable_event_does_not_affect_its_batch() -> None:
     bad: list[Any] = [
         {"type": "BlockStolen"},
@@ -278,16 +284,11 @@ def test_an_unreadable_event_does_not_affect_its_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    "form", [5, [], [1.0], [1.0, 5], ["x", []], [1.0, [], "x"], [1.0, [], -1], {"ts": 1}]
-)
-def test_a_message_that_is_not_a_batch_is_an_error(form: Any) -> None:
-    with pytest.raises(EventError, match="batch"):
-        decoder().batch(msgspec.msgpack.encode(form))
-
-
-@pytest.mark.parametrize(
     ("form", "why"),
     [
+        (5, "is not a batch"),
+        ({"ts": 1}, "is not a batch"),
+        ([1.0, 5], "is not a batch"),
         ([], "is not a batch"),
         ([1.0], "is not a batch"),
         (["x", []], "no time"),
@@ -303,15 +304,7 @@ def test_errors_of_a_batch_are_reported(form: Any, why: str) -> None:
         decoder().batch(msgspec.msgpack.encode(form))
 
 
-def test_a_batch_applies_to_its_rank() -> None:
-    for rank, expected in ((None, 0), (0, 0), (3, 3)):
-        batch = decoder().batch(payload(stored([11]), rank=rank))
-        assert [event.worker for event in batch.events] == [Worker(7, expected)]
-    short = decoder().batch(msgspec.msgpack.encode([1.0, [stored([11])]]))
-    assert [event.worker for event in short.events] == [Worker(7, 0)]
-
-
-def test_a_missing_msgpack_package_is_an_error() -> None:
+def test_a_payload_that_is_not_msgpack_is_an_error() -> None:
     for bad in (b"", b"\xc1", b"\x93\x01", b"\x91" * 100_000):
         with pytest.raises(EventError):
             decoder().batch(bad)
@@ -437,3 +430,110 @@ def test_malformed_messages_are_counted() -> None:
     subscription.received([b"", b"\xff" * 8, payload(stored([1]))])  # this number ends replays
     assert subscription.unread == 4
     assert not subscription.replayed([b"x"])
+
+
+# ---- Hashes of blocks
+
+TOKENS = list(range(1, 9))
+
+
+def packed(*tokens: int) -> bytes:
+    return struct.pack(f"<{len(tokens)}I", *tokens)
+
+
+@pytest.mark.parametrize(
+    ("era", "local", "sequence"),
+    [
+        ("a", [14643705804678351452, 16777012769546811212], 4945711292740353085),
+        ("b", [8026409477313730465, 4932910930253085737], 12668468526058386974),
+    ],
+)
+def test_hashes_match_the_examples_of_the_reference(
+    era: str, local: list[int], sequence: int
+) -> None:
+    hasher = BlockHasher(block_size=4, era=era)  # type: ignore[arg-type]
+    assert hasher.local(TOKENS) == local
+    assert hasher.sequence(local) == [local[0], sequence]
+    # A tail that fills no block is dropped.
+    assert hasher.local(TOKENS[:7]) == local[:1]
+    assert hasher.local(TOKENS[:3]) == hasher.sequence([]) == []
+    if era == "b":
+        assert salt_seed() == 1389868326933519382
+        query = hasher.query(TOKENS, priority_jump=2.0)
+        assert (query.isl, query.block_size, query.priority_jump) == (8, 4, 2.0)
+        assert (list(query.hashes), list(query.sequence)) == (local, [local[0], sequence])
+
+
+def test_a_salt_is_compact_json_without_what_is_empty() -> None:
+    assert salt_seed("", "") == xxh3_64_intdigest(b"{}")
+    assert salt_seed("t") == xxh3_64_intdigest(b'{"salt":"t"}')
+    assert salt_seed("", "a") == xxh3_64_intdigest(b'{"lora_name":"a"}')
+    assert salt_seed("t", "é") == xxh3_64_intdigest('{"salt":"t","lora_name":"é"}'.encode())
+    salted = BlockHasher(block_size=4, salt="t", lora_name="a").local(TOKENS)
+    assert salted[0] == xxh3_64_intdigest(packed(1, 2, 3, 4), salt_seed("t", "a"))
+
+
+def test_an_adapter_of_era_a_is_hashed_after_the_tokens() -> None:
+    local = BlockHasher(block_size=4, era="a", lora_name="ab").local(TOKENS)
+    assert local[0] == xxh3_64_intdigest(packed(1, 2, 3, 4) + b"\x02\0\0\0ab", 1337)
+
+
+@pytest.mark.parametrize("era", ["a", "b"])
+def test_multimodal_objects_count_in_any_order(era: str) -> None:
+    hasher = BlockHasher(block_size=4, era=era)  # type: ignore[arg-type]
+    plain = hasher.local(TOKENS)
+    shown = hasher.local(TOKENS, {1: [9, 3]})
+    assert shown[0] == plain[0]
+    assert shown[1] != plain[1]
+    assert shown == hasher.local(TOKENS, {1: [3, 9]})
+    seed = 1337 if era == "a" else salt_seed()
+    assert shown[1] == xxh3_64_intdigest(packed(5, 6, 7, 8) + struct.pack("<2Q", 3, 9), seed)
+
+
+def test_signed_hashes_are_the_same_bits() -> None:
+    assert unsigned(-1) == (1 << 64) - 1
+    assert unsigned(-(1 << 63)) == 1 << 63
+    assert unsigned(5) == 5
+
+
+@pytest.mark.parametrize("tokens", [[-1], [1 << 32], [1 << 70], ["a"]])
+def test_an_invalid_token_is_rejected(tokens: list[int]) -> None:
+    with pytest.raises(RouterError, match="32 bits"):
+        BlockHasher(block_size=1).local(tokens)
+
+
+def test_invalid_settings_are_rejected() -> None:
+    with pytest.raises(RouterError, match="era 'c'"):
+        BlockHasher(block_size=4, era="c")  # type: ignore[arg-type]
+    with pytest.raises(RouterError, match="does not support a salt"):
+        BlockHasher(block_size=4, era="a", salt="x")
+    with pytest.raises(RouterError, match="must be at least 1"):
+        BlockHasher(block_size=0)
+
+
+def test_hashes_are_those_of_xxhash() -> None:
+    """Each range of sizes has its own algorithm: up to 16, 128, 240 and more bytes, and blocks of
+    1,024.
+    """
+    chance = random.Random(1)
+    for size in [*range(1100), 2047, 2048, 2049, 4096, 65537]:
+        data = chance.randbytes(size)
+        for seed in (0, 1337, chance.getrandbits(64)):
+            assert xxh3(data, seed) == xxh3_64_intdigest(data, seed), (size, seed)
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16, 512])
+def test_arrays_have_the_hashes_of_each_block(block_size: int) -> None:
+    chance = random.Random(block_size)
+    hasher = BlockHasher(block_size=block_size, salt="s")
+    seed = salt_seed("s")
+    for count in (0, 1, block_size, block_size + 1, 5 * block_size, 5 * block_size + 3):
+        tokens = np.array([chance.getrandbits(32) for _ in range(count)], np.uint32)
+        starts = range(0, count - block_size + 1, block_size)
+        wanted = [xxh3_64_intdigest(tokens[at : at + block_size].tobytes(), seed) for at in starts]
+        local = hasher.packed(tokens)
+        assert list(local) == wanted == hasher.local([int(token) for token in tokens])
+        chained = wanted[:1]
+        for block in wanted[1:]:
+            chained.append(xxh3_64_intdigest(struct.pack("<QQ", chained[-1], block), 0))
+        assert list(hasher.chained(local)) == chained == hasher.sequence(wanted)

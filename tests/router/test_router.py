@@ -1,39 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The router from a request to its account: candidates, filters, choice.
-
-The router's queue: scores, order, refreshed overlap, and requests that are not ready.
-
-Local or remote prefill: the reference's examples of every rule, and settings that change at run
-time.
-
-The planner's advice: thresholds, targets, and workers that change their role.
+"""The router from a request to its account: candidates, filters, choice; its queue, the rules of
+remote prefill, and the planner's advice. Any order of calls agrees with a plain model.
 """
 
 from __future__ import annotations
 
-import pytest
+import dataclasses
+import math
+from collections.abc import Sequence
 
-from beluga.errors import AllWorkersBusyError, NoWorkersError, RouterError, WorkersOverloadedError
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from models.prefix import NaiveIndex
+from support.emulation import fewer
+
+from beluga.errors import (
+    AllWorkersBusyError,
+    EventError,
+    NoWorkersError,
+    RouterError,
+    WorkersOverloadedError,
+)
 from beluga.router import (
+    POLICIES,
     RULES,
     BusyThresholds,
-    Choice,
+    Cleared,
     Constraints,
     Decision,
     Goals,
+    Indexer,
     Load,
     Matches,
     Overlap,
     Prompt,
     Query,
+    Removed,
     Role,
     Router,
+    RouterEvent,
     RouterQueue,
     Seen,
+    Stored,
+    Tier,
     Worker,
+    WorkerMetrics,
     advise,
     make_policy,
+    read_load,
 )
 from beluga.router.queue import score
 
@@ -135,11 +159,6 @@ def test_required_workers_and_taints_are_respected(
     assert {candidate.worker for candidate in router().candidates(QUERY, demand)} == fitting
 
 
-def test_a_requirement_that_no_worker_satisfies_is_an_error() -> None:
-    with pytest.raises(NoWorkersError):
-        router().choose(QUERY, Constraints(pin=Worker(9)))
-
-
 def test_preferred_taints_decide_among_equals() -> None:
     made = router("linear")
     demand = Constraints(preferred_taints={"east": 1.0, "gpu-a": 0.5})
@@ -190,9 +209,9 @@ def test_wspt_matches_the_examples(overlap: int, expected: float) -> None:
     assert score("wspt", query(1024), 5.0, overlap) == expected
 
 
-def drained(queue: RouterQueue[str], now: float = 0.0) -> list[str]:
+def drained(queue: RouterQueue[str]) -> list[str]:
     drawn = []
-    while (item := queue.pop(now)) is not None:
+    while (item := queue.pop()) is not None:
         drawn.append(item)
     return drawn
 
@@ -229,40 +248,11 @@ def test_a_priority_is_in_seconds_or_weight() -> None:
     assert drained(queue) == ["second", "jumps", "third", "first"]
 
 
-def test_strict_priority_precedes_any_score() -> None:
-    queue = filled("fcfs")
-    queue.push("strict", query(99999), 9.0, strict_priority=1)
-    assert drained(queue)[0] == "strict"
-
-
 def test_equal_requests_leave_in_the_order_of_arrival() -> None:
     queue: RouterQueue[int] = RouterQueue("wspt")
     for item in range(20):
         queue.push(item, query(64), 0.0)
-    assert [queue.pop(0.0) for _ in range(20)] == list(range(20))
-
-
-def test_a_stale_overlap_is_recomputed() -> None:
-    requests: list[str] = []
-
-    def overlap_of(item: str) -> int:
-        requests.append(item)
-        return {"second": 0, "third": 0, "first": 100}[item]
-
-    queue = filled("wspt")
-    assert queue.pop(10.0, overlap_of=overlap_of) == "second"
-    assert requests == []
-    queue = filled("wspt")
-    assert queue.pop(13.5, overlap_of=overlap_of) == "third"  # `second` has lost its position
-    assert requests == ["second", "third"]
-    assert queue.pop(14.0, overlap_of=overlap_of) == "first"
-
-
-def test_a_request_that_is_not_ready_keeps_its_position() -> None:
-    queue = filled("fcfs")
-    assert queue.pop(9.0, ready=lambda item: item == "second") == "second"
-    assert queue.pop(9.0, ready=lambda item: False) is None
-    assert drained(queue) == ["first", "third"]
+    assert [queue.pop() for _ in range(20)] == list(range(20))
 
 
 def test_a_canceled_request_is_removed() -> None:
@@ -272,7 +262,7 @@ def test_a_canceled_request_is_removed() -> None:
     queue.push(stays, query(1), 1.0)
     assert queue.discard(canceled)
     assert not queue.discard(canceled)
-    assert queue.pop(2.0) is stays
+    assert queue.pop() is stays
 
 
 def test_requests_wait_only_while_every_worker_is_over_the_threshold() -> None:
@@ -304,28 +294,22 @@ def decide(rule: str, prompt: Prompt, **settings: float) -> str:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "cached", "queued", "expected"),
+    ("rule", "tokens", "cached", "queued", "expected"),
     [
-        (1001, 0, 1, "remote"),
-        (1000, 0, 0, "local"),
-        (1001, 0, 2, "local"),
-        (4000, 3000, 0, "local"),
-        (4000, 2999, 0, "remote"),
+        ("length-and-queue", 1001, 0, 1, "remote"),
+        ("length-and-queue", 1000, 0, 0, "local"),
+        ("length-and-queue", 1001, 0, 2, "local"),
+        ("length-and-queue", 4000, 3000, 0, "local"),
+        ("length-and-queue", 4000, 2999, 0, "remote"),
+        ("length", 2000, 999, 99, "remote"),  # as in Dynamo's Rust variant
+        ("length", 2000, 1000, 99, "local"),
+        ("always-remote", 1, 0, 0, "remote"),
     ],
 )
-def test_the_rule_of_the_article(tokens: int, cached: int, queued: int, expected: str) -> None:
-    prompt = Prompt(tokens=tokens, cached=cached, queue_size=queued)
-    assert decide("length-and-queue", prompt) == expected
-
-
-@pytest.mark.parametrize(("cached", "expected"), [(999, "remote"), (1000, "local")])
-def test_the_rust_variant_ignores_the_queue(cached: int, expected: str) -> None:
-    prompt = Prompt(tokens=2000, cached=cached, queue_size=99)
-    assert decide("length", prompt) == expected
-
-
-def test_without_a_router_every_prefill_is_remote() -> None:
-    assert decide("always-remote", Prompt(tokens=1)) == "remote"
+def test_rules_of_length_and_queue(
+    rule: str, tokens: int, cached: int, queued: int, expected: str
+) -> None:
+    assert decide(rule, Prompt(tokens=tokens, cached=cached, queue_size=queued)) == expected
 
 
 @pytest.mark.parametrize(
@@ -379,12 +363,6 @@ def test_the_earlier_rule_requires_space() -> None:
     assert decide("roomy", Prompt(tokens=16385, cached=16000)) == "remote"
 
 
-def test_a_prompt_is_made_of_a_choice() -> None:
-    choice = Choice(Worker(1), Overlap(device=10, shared=4), 0.896)
-    prompt = Prompt.of(Query(1000, 64), choice, queue_size=3)
-    assert (prompt.effective, prompt.queue_size) == (104, 3)
-
-
 def test_settings_can_be_changed_and_restored_at_run_time() -> None:
     decision = Decision("length-and-queue", max_prefill_queue_size=9)
     prompt = Prompt(tokens=500, queue_size=5)
@@ -403,8 +381,8 @@ def test_settings_can_be_changed_and_restored_at_run_time() -> None:
 
 
 def test_rules_are_selected_by_name() -> None:
-    for rule in RULES:
-        Decision(rule).remote(Prompt(tokens=100))
+    for name in RULES:
+        Decision(name).remote(Prompt(tokens=100))
     with pytest.raises(RouterError, match=r"'mood'.*isl-bounding"):
         Decision("mood")
 
@@ -417,30 +395,31 @@ def actions(goals: Goals | None = None, **roles: Seen) -> list[tuple[str, str]]:
     return [(advice.action, advice.role) for advice in advise(seen, goals or Goals())]
 
 
-def test_a_balanced_fleet_gets_no_advice() -> None:
-    assert actions() == []
+GOALS = Goals(ttft_s=0.5, between_tokens_s=0.05)
+LATE = Seen(workers=2, queued=2.0, ttft_s=0.6)
+SLOW = Seen(workers=2, usage=0.7, between_tokens_s=0.06)
 
 
-def test_long_queues_and_full_memory_add_workers() -> None:
-    assert actions(prefill=Seen(workers=2, queued=11)) == [("grow", "prefill")]
-    assert actions(prefill=Seen(workers=2, queued=10)) == []
-    assert actions(decode=Seen(workers=2, usage=0.91)) == [("grow", "decode")]
-
-
-def test_missed_objectives_add_workers() -> None:
-    goals = Goals(ttft_s=0.5, between_tokens_s=0.05)
-    late = Seen(workers=2, queued=2.0, ttft_s=0.6)
-    assert actions(goals, prefill=late) == [("grow", "prefill")]
-    assert actions(prefill=late) == []
-    slow = Seen(workers=2, usage=0.7, between_tokens_s=0.06)
-    assert actions(goals, decode=slow) == [("grow", "decode")]
-
-
-def test_idle_roles_shrink_but_not_to_nothing() -> None:
-    assert actions(prefill=Seen(workers=2)) == [("shrink", "prefill")]
-    assert actions(decode=Seen(workers=2, usage=0.4)) == [("shrink", "decode")]
-    assert actions(prefill=Seen(workers=1)) == []
-    assert actions(decode=Seen(workers=2)) == []  # the usage of memory is unknown
+@pytest.mark.parametrize(
+    ("roles", "goals", "expected"),
+    [
+        ({}, None, []),
+        ({"prefill": Seen(workers=2, queued=11)}, None, [("grow", "prefill")]),
+        ({"prefill": Seen(workers=2, queued=10)}, None, []),
+        ({"decode": Seen(workers=2, usage=0.91)}, None, [("grow", "decode")]),
+        ({"prefill": LATE}, GOALS, [("grow", "prefill")]),
+        ({"prefill": LATE}, None, []),
+        ({"decode": SLOW}, GOALS, [("grow", "decode")]),
+        ({"prefill": Seen(workers=2)}, None, [("shrink", "prefill")]),
+        ({"decode": Seen(workers=2, usage=0.4)}, None, [("shrink", "decode")]),
+        ({"prefill": Seen(workers=1)}, None, []),  # the last one
+        ({"decode": Seen(workers=2)}, None, []),  # the usage of memory is unknown
+    ],
+)
+def test_advice_follows_queues_memory_and_objectives(
+    roles: dict[str, Seen], goals: Goals | None, expected: list[tuple[str, str]]
+) -> None:
+    assert actions(goals, **roles) == expected
 
 
 def test_spare_workers_of_one_role_are_advised_for_the_other() -> None:
@@ -477,3 +456,309 @@ def test_advice_is_bounded_by_the_size_of_the_fleet() -> None:
 )
 def test_workers_that_do_both_are_one_role(state: Seen, expected: list[str]) -> None:
     assert [str(advice) for advice in advise({"both": state}, Goals())] == expected
+
+
+# ---- Any order of calls (Hypothesis)
+
+
+def sequence_of(path: Sequence[int]) -> tuple[int, ...]:
+    """Return a hash of each block with all blocks before it."""
+    return tuple(hash(tuple(path[: end + 1])) & ((1 << 64) - 1) for end in range(len(path)))
+
+
+SIZE = 16  # tokens of a block
+ALL = [Worker(number, rank) for number in range(2) for rank in range(2)]
+WORKERS = st.sampled_from(ALL)
+TAINTS = st.frozensets(st.sampled_from("xyz"), max_size=2)
+INDICES = st.integers(0, 1 << 16)
+LARGEST = (1 << 64) - 1
+PATHS = st.builds(
+    lambda path, length: path[:length],
+    st.sampled_from([[0, 0, 0, 0], [0, 0, LARGEST, 0]]),
+    st.integers(0, 4),
+)
+NAMES = st.lists(st.sampled_from([0, 1, LARGEST, *sequence_of([0, 0])]), min_size=1, max_size=3)
+PARENTS = st.one_of(st.none(), st.sampled_from([0, 1, *sequence_of([0, 0])]))
+TIERS = st.sampled_from(list(Tier))
+# Figures of reports: the limits of what an engine may report, and what is not a figure
+FIGURES = st.sampled_from(
+    ["0", "1", "7.5", "64", "1e15", "1e16", "1e400", "-1", "nan", "inf", "None", "0x10", "1_0", ""]
+)
+REPEATS = st.sampled_from([1, 1, 2, 9300])  # ranks in a report; the sum of 9300 may exceed 64 bits
+DURATION_POLICIES = {"least-cost", "min-ttft"}  # which predict the duration of a prefill
+
+
+@dataclasses.dataclass
+class Running:
+    worker: Worker
+    joined: int  # the worker's term, in which its counts have the request
+    isl: int
+    computed: int  # tokens that its worker must compute
+    blocks: tuple[int, ...]
+    is_prefilled: bool = False
+
+
+@dataclasses.dataclass
+class Account:
+    """A worker, from its join until it leaves."""
+
+    joined: int
+    taints: frozenset[str]
+    is_suspended: bool = False
+    metrics: WorkerMetrics | None = None
+
+
+class RouterMachine(RuleBasedStateMachine):
+    policy = "round-robin"
+
+    @initialize(seed=st.integers(0, 99), blocked=st.booleans())
+    def begin(self, seed: int, blocked: bool) -> None:
+        self.index = Indexer(workers=len(ALL), blocks=1 << 12)
+        self.thresholds = BusyThresholds(prefill_tokens=200) if blocked else None
+        self.router = Router(
+            make_policy(self.policy, seed=seed),
+            find_matches=self.index.matches,
+            always_match=True,
+            thresholds=self.thresholds,
+        )
+        self.naive = NaiveIndex()
+        self.accounts: dict[Worker, Account] = {}
+        self.running: dict[int, Running] = {}
+        self.count = 0
+        self.now = 0.0
+        self.path: list[int] = []  # of the last event
+
+    # ---- Workers
+
+    @rule(worker=WORKERS, taints=TAINTS)
+    def join(self, worker: Worker, taints: frozenset[str]) -> None:
+        self.router.add_worker(worker, taints)
+        if worker in self.accounts:
+            self.accounts[worker].taints = taints
+            return
+        self.count += 1
+        self.accounts[worker] = Account(self.count, taints)
+
+    @rule(worker=WORKERS)
+    def leave(self, worker: Worker) -> None:
+        """The ranks of a worker leave together, as their engine does."""
+        for rank in ALL:
+            if rank.worker_id == worker.worker_id:
+                self.router.remove_worker(rank)
+                self.accounts.pop(rank, None)
+                self.naive.names.pop(rank, None)
+                self.naive.held.pop(rank, None)
+        self.index.remove_worker(worker.worker_id)
+
+    @rule(worker=WORKERS, suspended=st.booleans())
+    def suspend(self, worker: Worker, suspended: bool) -> None:
+        (self.router.suspend if suspended else self.router.resume)(worker)
+        if worker in self.accounts:
+            self.accounts[worker].is_suspended = suspended
+
+    # ---- Events and reports, which also come from workers that have left
+
+    @rule(worker=WORKERS, tier=TIERS, path=PATHS, start=st.integers(0, 4), held=st.booleans())
+    def compute(self, worker: Worker, tier: Tier, path: list[int], start: int, held: bool) -> None:
+        """An engine's event: blocks are stored or removed under the names of their paths."""
+        names, start = list(sequence_of(path)), min(start, len(path))
+        self.path = path
+        parent = names[start - 1] if start else None
+        self.apply(
+            RouterEvent(worker, Stored(names[start:], path[start:], parent), tier=tier)
+            if held
+            else RouterEvent(worker, Removed(names[start:]), tier=tier)
+        )
+
+    @rule(worker=WORKERS, tier=TIERS, names=NAMES, contents=st.booleans(), parent=PARENTS)
+    def store(
+        self, worker: Worker, tier: Tier, names: list[int], contents: bool, parent: int | None
+    ) -> None:
+        """A hostile event: names collide, parents are unknown, contents contradict each other."""
+        known = names if contents else None
+        self.apply(RouterEvent(worker, Stored(names, known, parent), tier=tier))
+
+    @rule(worker=WORKERS, tier=TIERS, names=NAMES)
+    def remove(self, worker: Worker, tier: Tier, names: list[int]) -> None:
+        self.apply(RouterEvent(worker, Removed(names), tier=tier))
+
+    @rule(worker=WORKERS)
+    def clear(self, worker: Worker) -> None:
+        self.apply(RouterEvent(worker, Cleared()))
+
+    def apply(self, event: RouterEvent) -> None:
+        try:
+            self.index.apply(event)
+            applied = True
+        except EventError:
+            applied = False
+        assert self.naive.apply(event) == applied
+
+    @rule(worker=WORKERS, repeats=REPEATS, running=FIGURES, waiting=FIGURES, usage=FIGURES,
+          blocks=FIGURES)  # fmt: skip
+    def report(  # noqa: PLR0917  the figures of a report
+        self, worker: Worker, repeats: int, running: str, waiting: str, usage: str, blocks: str
+    ) -> None:
+        """A report is stored, or is refused as a whole: the gateway then has no figures."""
+        text = "\n".join(
+            f'sglang:num_running_reqs{{dp_rank="{rank}"}} {running}\n'
+            f'sglang:num_queue_reqs{{dp_rank="{rank}"}} {waiting}\n'
+            f'sglang:token_usage{{dp_rank="{rank}"}} {usage}\n'
+            f'sglang:num_pages{{dp_rank="{rank}"}} {blocks}'
+            for rank in range(repeats)
+        )
+        metrics: WorkerMetrics | None = None
+        try:
+            load = read_load(text)
+            assert load is not None
+            metrics = load.metrics
+        except RouterError:
+            pass
+        self.router.tracker.publish(worker, metrics)
+        if worker in self.accounts:
+            self.accounts[worker].metrics = metrics and dataclasses.replace(metrics)
+
+    # ---- Requests
+
+    @rule(path=PATHS, more=st.integers(0, 3 * SIZE), pin=st.one_of(st.none(), WORKERS),
+          taints=TAINTS)  # fmt: skip
+    def route(self, path: list[int], more: int, pin: Worker | None, taints: frozenset[str]) -> None:
+        query = Query(SIZE * len(path) + more, SIZE, path, sequence_of(path))
+        demands = Constraints(pin=pin, required_taints=taints)
+        fitting = self.fitting(pin, taints)
+        well = [worker for worker in fitting if not self.is_overloaded(worker)]
+        self.count += 1
+        try:
+            choice = self.router.route(self.count, query, demands, now=self.now)
+        except NoWorkersError:
+            assert not fitting
+            return
+        except WorkersOverloadedError:
+            assert fitting and not well
+            return
+        except AllWorkersBusyError:
+            assert self.policy == "alpha-gamma" and all(map(self.is_full, well))
+            return
+        assert choice.worker in well
+        if self.policy != "cache-aware-tree":  # it estimates the overlap from what it sent
+            assert choice.overlap == self.overlap_of(choice.worker, path)
+        assert 0 <= choice.hit_rate <= 1
+        assert all(map(math.isfinite, choice.costs))
+        if choice.costs and self.policy not in {"two-choices", "cache-aware-tree"}:
+            assert choice.cost == min(choice.costs)
+        computed = max(query.isl - choice.overlap.blocks * SIZE, 0)
+        self.running[self.count] = Running(
+            choice.worker,
+            self.accounts[choice.worker].joined,
+            query.isl,
+            computed,
+            tuple(query.sequence),
+        )
+        metrics = self.accounts[choice.worker].metrics
+        if metrics is not None:
+            metrics.num_requests_waiting += 1
+            metrics.request_active_slots += 1
+            metrics.kv_active_blocks += max(-(-query.isl // SIZE) - choice.overlap.blocks, 0)
+
+    def overlap_of(self, worker: Worker, path: list[int]) -> Overlap:
+        held, shared = self.naive.find(path)
+        # The pool continues what the worker has, also where it lacks the leading blocks itself.
+        return held.get(worker, Overlap(shared=shared))
+
+    def fitting(self, pin: Worker | None, taints: frozenset[str]) -> list[Worker]:
+        return [
+            worker
+            for worker, account in self.accounts.items()
+            if not account.is_suspended and pin in {None, worker} and taints <= account.taints
+        ]
+
+    def is_overloaded(self, worker: Worker) -> bool:
+        load = self.router.tracker.load(worker)
+        return self.thresholds is not None and self.thresholds.overloaded(load)
+
+    def is_full(self, worker: Worker) -> bool:
+        load = self.router.tracker.load(worker)
+        return 0 < load.kv_total_blocks <= load.kv_active_blocks
+
+    @precondition(lambda self: self.running)
+    @rule(index=INDICES, passed_s=st.sampled_from([0.0, 0.5, 100.0]))
+    def answer(self, index: int, passed_s: float) -> None:
+        name = self.pick(index)
+        self.now += passed_s
+        request = self.running[name]
+        assert self.router.tracker.prefill_done(name, self.now) is not request.is_prefilled
+        request.is_prefilled = True
+
+    @precondition(lambda self: self.running)
+    @rule(index=INDICES)
+    def end(self, index: int) -> None:
+        name = self.pick(index)
+        assert self.router.tracker.free(name, self.now)
+        assert not self.router.tracker.free(name, self.now)
+        del self.running[name]
+
+    def pick(self, index: int) -> int:
+        return list(self.running)[index % len(self.running)]
+
+    # ---- What must be true
+
+    @invariant()
+    def loads_are_those_of_the_running_requests(self) -> None:
+        tracker = self.router.tracker
+        tracker.refresh(self.now)
+        assert tracker.loads.keys() == self.accounts.keys()
+        for worker, load in tracker.loads.items():
+            account = self.accounts[worker]
+            mine = [
+                request
+                for request in self.running.values()
+                if (request.worker, request.joined) == (worker, account.joined)
+            ]
+            waiting = [request for request in mine if not request.is_prefilled]
+            assert load.active_requests == len(mine)
+            assert load.outstanding_tokens == sum(request.isl for request in waiting)
+            assert load.active_decode_blocks == len(
+                {block for request in mine for block in request.blocks}
+            )
+            total = sum(request.computed for request in waiting)
+            assert 0 <= load.active_prefill_tokens <= total
+            assert self.policy in DURATION_POLICIES or load.active_prefill_tokens == total
+            metrics = account.metrics or WorkerMetrics()
+            for field in dataclasses.fields(WorkerMetrics):
+                assert getattr(load, field.name) == getattr(metrics, field.name)
+
+    @invariant()
+    def candidates_are_the_workers_that_fit(self) -> None:
+        query = Query(SIZE * len(self.path), SIZE, self.path, sequence_of(self.path))
+        fitting = self.fitting(None, frozenset())
+        well = [worker for worker in fitting if not self.is_overloaded(worker)]
+        try:
+            candidates = self.router.candidates(query, now=self.now)
+        except (NoWorkersError, WorkersOverloadedError):
+            assert not well
+            return
+        assert {candidate.worker: candidate.overlap for candidate in candidates} == {
+            worker: self.overlap_of(worker, self.path) for worker in well
+        }
+
+    def teardown(self) -> None:
+        for name in list(getattr(self, "running", ())):
+            self.router.tracker.free(name, self.now)
+            del self.running[name]
+        if hasattr(self, "router"):
+            self.loads_are_those_of_the_running_requests()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_any_order_of_calls_agrees_with_a_model(policy: str) -> None:
+    machine = type("Machine", (RouterMachine,), {"policy": policy})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=fewer(40),
+            stateful_step_count=60,
+            deadline=None,
+            phases=(Phase.generate,),
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -1,28 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The blocks of workers' requests in C match those of a naive model.
-
-The router's tracking of its requests, compared with a naive model and rule by rule.
+"""The loads of workers: what the router sent them, compared with naive models, and what engines
+report in their metrics.
 """
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beluga.errors import NoWorkersError
+from beluga.errors import NoWorkersError, RouterError
 from beluga.router import (
     Load,
+    LoadReport,
     LoadTracker,
     Overlap,
     Query,
     Worker,
     WorkerMetrics,
+    read_load,
 )
 from beluga.router.tracker import alone
 
@@ -118,35 +119,6 @@ def test_a_request_is_added_prefilled_and_freed() -> None:
     assert tracker.load(A) == Load()
 
 
-def test_a_request_may_end_before_its_first_token() -> None:
-    tracker = LoadTracker([A])
-    tracker.add("x", A, query(1, 2), NOTHING)
-    tracker.free("x")
-    assert tracker.load(A) == Load()
-    assert not tracker.prefill_done("x")
-
-
-def test_shared_prefixes_count_once() -> None:
-    tracker = LoadTracker([A])
-    tracker.add(1, A, query(1, 2, 3), NOTHING)
-    assert tracker.new_blocks(A, (1, 2, 4, 5)) == 2
-    tracker.add(2, A, query(1, 2, 4, 5), NOTHING)
-    assert tracker.load(A).active_decode_blocks == 5
-    tracker.free(1)
-    assert tracker.load(A).active_decode_blocks == 4
-
-
-def test_without_kv_reuse_nothing_is_shared() -> None:
-    tracker = LoadTracker([A], assume_kv_reuse=False)
-    tracker.add(1, A, query(1, 2, 3), NOTHING)
-    assert tracker.new_blocks(A, (1, 2, 3)) == 3
-    tracker.add(2, A, query(1, 2, 3), NOTHING)
-    assert tracker.load(A).active_decode_blocks == 6
-    tracker.free(1)
-    tracker.free(2)
-    assert tracker.load(A) == Load()
-
-
 def test_output_blocks_are_added_and_weighted_down() -> None:
     tracker = LoadTracker([A])
     tracker.add("plain", A, query(1, 2), NOTHING)
@@ -176,27 +148,6 @@ def test_duplicate_names_and_unknown_workers_are_rejected() -> None:
         tracker.add("y", B, query(1), NOTHING)
     assert tracker.load(A).active_requests == 1
     assert not tracker.free("y")
-
-
-def test_a_worker_that_is_added_again_starts_without_load() -> None:
-    tracker = LoadTracker([A])
-    tracker.add("x", A, query(1, 2), NOTHING)
-    tracker.remove_worker(A)
-    assert A not in tracker.loads
-    tracker.add_worker(A)
-    assert tracker.load(A) == Load()
-    tracker.free("x")
-    assert tracker.load(A) == Load()
-
-
-def test_only_expired_requests_are_dropped_and_not_at_every_call() -> None:
-    tracker = LoadTracker([A])
-    tracker.add("mine", A, query(1), NOTHING, now=0)
-    tracker.add("theirs", A, query(2), NOTHING, now=0, expires=300)
-    assert tracker.sweep(299) == []
-    assert tracker.sweep(301) == []  # 60 s have not passed since the last sweep
-    assert tracker.sweep(360) == ["theirs"]
-    assert tracker.load(A).active_requests == 1
 
 
 def test_prefills_progress_at_the_rate_of_the_oldest() -> None:
@@ -308,63 +259,218 @@ def test_exclusive_blocks_of_a_new_request_are_counted() -> None:
     assert state.held_alone == pytest.approx(alone(1))  # no block with many holders
 
 
-def naive(active: dict[int, tuple[Worker, Sequence[int], int, bool]], worker: Worker) -> Load:
-    mine = [entry for entry in active.values() if entry[0] == worker]
-    return Load(
-        active_requests=len(mine),
-        active_prefill_tokens=sum(isl for _, _, isl, waiting in mine if waiting),
-        active_decode_blocks=len({block for _, blocks, _, _ in mine for block in blocks}),
-        outstanding_tokens=sum(isl for _, _, isl, waiting in mine if waiting),
-    )
+# ---- What engines report
+
+# vLLM 0.11 with two data-parallel engines behind one port.
+VLLM = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m, {a}"} 3.0
+vllm:num_requests_running{engine="1",model_name="m, {a}"} 1.0
+vllm:num_requests_waiting{engine="0",model_name="m, {a}"} 2.0
+vllm:num_requests_waiting{engine="1",model_name="m, {a}"} 5.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m, {a}"} 0.5
+vllm:kv_cache_usage_perc{engine="1",model_name="m, {a}"} 0.25
+vllm:cache_config_info{block_size="128",engine="0",num_gpu_blocks="100"} 1.0
+vllm:cache_config_info{block_size="128",engine="1",num_gpu_blocks="60"} 1.0
+vllm:prefix_cache_queries_total{engine="0"} 100.0
+vllm:prefix_cache_hits_total{engine="0"} 20.0
+vllm:external_prefix_cache_hits_total{engine="0"} 5.0
+vllm:num_requests_waiting_by_reason{reason="capacity"} 9.0
+"""
+
+_AT = 'engine_type="unified",model_name="q",moe_ep_rank="0",pp_rank="0"'
+# SGLang 0.5.11 with --dp 2 --enable-dp-attention --tp 4 --enable-metrics-for-all-schedulers and
+# --enable-priority-scheduling: four schedulers report the load of two ranks, and parts of it by
+# priority.
+SGLANG = "# TYPE sglang:num_running_reqs gauge\n" + "".join(
+    f'sglang:num_running_reqs{{dp_rank="{dp}",{_AT},priority="",tp_rank="{tp}"}} {3 + dp}.0\n'
+    f'sglang:num_running_reqs{{dp_rank="{dp}",{_AT},priority="7",tp_rank="{tp}"}} 2.0\n'
+    f'sglang:num_queue_reqs{{dp_rank="{dp}",{_AT},priority="",tp_rank="{tp}"}} {2 * dp}.0\n'
+    f'sglang:token_usage{{dp_rank="{dp}",{_AT},priority="",tp_rank="{tp}"}} {0.5 + 0.25 * dp}\n'
+    f'sglang:num_pages{{dp_rank="{dp}",{_AT},priority="",tp_rank="{tp}"}} 400.0\n'
+    f'sglang:page_size{{dp_rank="{dp}",{_AT},priority="",tp_rank="{tp}"}} 64.0\n'
+    f'sglang:fwd_occupancy{{dp_rank="{dp}",{_AT},priority="",tp_rank="{tp}"}} NaN\n'
+    for dp, tp in ((0, 0), (0, 1), (1, 2), (1, 3))
+)
+SGLANG += (
+    'sglang:prompt_tokens_total{model_name="q"} 4000.0\n'
+    'sglang:cached_tokens_total{cache_source="device",model_name="q"} 700.0\n'
+    'sglang:cached_tokens_total{cache_source="host",model_name="q"} 300.0\n'
+)
+
+# SGLang 0.5.10, where labels have the size of the cache.
+SGLANG_OLD = (
+    'sglang:cache_config_info{model_name="q",num_pages="500",page_size="32",tp_rank="0"} 1.0\n'
+    'sglang:num_running_reqs{engine_type="unified",model_name="q",pp_rank="0",tp_rank="0"} 2.0\n'
+    'sglang:num_queue_reqs{engine_type="unified",model_name="q",pp_rank="0",tp_rank="0"} 1.0\n'
+    'sglang:token_usage{engine_type="unified",model_name="q",pp_rank="0",tp_rank="0"} 0.1\n'
+)
 
 
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 1 << 32))
-def test_any_lifecycle_agrees_with_a_naive_model(seed: int) -> None:
-    chance = random.Random(seed)
-    tracker = LoadTracker([A, B])
-    active: dict[int, tuple[Worker, Sequence[int], int, bool]] = {}
-    for request in range(60):
-        act = chance.random()
-        if act < 0.5:
-            root = chance.randrange(3)  # prefixes of three chains
-            blocks = tuple(range(100 * root, 100 * root + chance.randrange(8)))
-            worker = chance.choice((A, B))
-            held = tracker.new_blocks(worker, blocks)
-            before = tracker.load(worker).active_decode_blocks
-            tracker.add(request, worker, query(*blocks, isl=7 * request), NOTHING)
-            assert tracker.load(worker).active_decode_blocks == before + held
-            active[request] = (worker, blocks, 7 * request or 16 * len(blocks), True)
-        elif active:
-            running = chance.choice(list(active))
-            if act < 0.75:
-                assert tracker.prefill_done(running) is active[running][3]
-                active[running] = (*active[running][:3], False)
-            else:
-                assert tracker.free(running)
-                del active[running]
-        assert tracker.loads == {worker: naive(active, worker) for worker in (A, B)}
+def iteration(number: int, rank: int = 0, **more: int) -> dict[str, object]:
+    """Return an iteration of TensorRT-LLM 1.x (main, 2026). The row of the second rank is a copy of
+    the first one's, except for its own batch.
+    """
+    return {
+        "attentionDpRank": rank,
+        "gpuMemUsage": 76665782272,
+        "iter": number,
+        "iterLatencyMS": 7.0,
+        "inflightBatchingStats": {
+            "numContextRequests": 1,
+            "numGenRequests": 2 + rank,
+            "numPausedRequests": 1,
+            "numScheduledRequests": 3 + rank,
+        },
+        "kvCacheStats": {
+            "allocNewBlocks": 3126,
+            "cacheHitRate": 0.25,
+            "freeNumBlocks": 300,
+            "maxNumBlocks": 400,
+            "missedBlocks": 30,
+            "reusedBlocks": 10,
+            "tokensPerBlock": 32,
+            "usedNumBlocks": 100,
+        },
+        "maxNumActiveRequests": 2048,
+        "numActiveRequests": 4,
+        "numQueuedRequests": 0 if rank else 6,
+        "specDecodingStats": None,
+        **more,
+    }
 
 
-def test_published_metrics_update_the_load_and_are_extrapolated() -> None:
-    tracker = LoadTracker([A])
-    metrics = WorkerMetrics(3, 8, 40, 100, 2, 0.4, 0.5)
-    tracker.publish(A, metrics)
-    tracker.add("x", A, query(1, 2, 3), Overlap(device=1))
-    load = tracker.load(A)
-    assert (load.request_active_slots, load.kv_active_blocks, load.num_requests_waiting) == (
-        *(4, 42),
-        3,
-    )
-    tracker.publish(A, metrics)
-    assert (load.request_active_slots, load.kv_active_blocks, load.num_requests_waiting) == (
-        *(3, 40),
-        2,
-    )
-    tracker.add("hit", A, query(1, 2), Overlap(shared=2))
-    assert load.kv_active_blocks == 40
-    tracker.free("hit")
-    tracker.publish(A, None)
-    tracker.free("x")
-    assert tracker.load(A) == Load()
-    tracker.publish(B, metrics)  # the worker has left, so nothing happens
+TRT = json.dumps([iteration(153, numActiveRequests=99), iteration(154)])
+TRT_RANKS = json.dumps([iteration(n, rank) for n in (7, 8) for rank in (0, 1)])
+
+
+@pytest.mark.parametrize(
+    ("answer", "report"),
+    [
+        (VLLM, LoadReport("vLLM", WorkerMetrics(4, 0, 60, 160, 7, 0.375, 0.25), 128, ranks=2)),
+        (SGLANG, LoadReport("SGLang", WorkerMetrics(7, 0, 500, 800, 2, 0.625, 0.25), 64, ranks=2)),
+        (SGLANG_OLD, LoadReport("SGLang", WorkerMetrics(2, 0, 50, 500, 1, 0.1, 0.0), 32)),
+        (TRT, LoadReport("TensorRT-LLM", WorkerMetrics(4, 2048, 100, 400, 6, 0.25, 0.25), 32)),
+        (
+            TRT_RANKS,
+            LoadReport("TensorRT-LLM", WorkerMetrics(9, 4096, 200, 800, 6, 0.25, 0.25), 32),
+        ),
+        ("[]", LoadReport("TensorRT-LLM", None)),
+        (
+            "vllm:num_requests_running 2\nvllm:gpu_cache_usage_perc 0.5 1700000000000\n",
+            LoadReport("vLLM", WorkerMetrics(2, 0, 0, 0, 0, 0.5, 0.0)),
+        ),
+        # vLLM before it has determined its cache size, and a counter that was reset
+        (
+            "vllm:num_requests_running 0\n"
+            'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1\n'
+            "vllm:prefix_cache_queries_total 1\nvllm:prefix_cache_hits_total 2\n",
+            LoadReport("vLLM", WorkerMetrics(0, 0, 0, 0, 0, 0.0, 1.0), 16),
+        ),
+        # no page table, and iterations of images
+        (
+            '[{"numActiveRequests": 1, "kvCacheStats": null}]',
+            LoadReport("TensorRT-LLM", WorkerMetrics(1)),
+        ),
+    ],
+    ids=[
+        *("vLLM 0.11", "SGLang 0.5.11", "SGLang 0.5.10", "TensorRT-LLM 1.x", "its ranks"),
+        *("idle", "vLLM V0", "vLLM starts", "no cache"),
+    ],
+)
+def test_engines_are_recognized_and_read(answer: str, report: LoadReport) -> None:
+    assert read_load(answer) == report
+
+
+@pytest.mark.parametrize(
+    ("answer", "name"),
+    [
+        (
+            "".join(f'vllm:num_requests_running{{engine="{n}"}} 1e15\n' for n in range(9300)),
+            "vllm:num_requests_running",
+        ),
+        (
+            "sglang:num_running_reqs 1\n"
+            + "".join(f'sglang:num_pages{{dp_rank="{n}"}} 1e15\n' for n in range(2)),
+            "sglang:num_pages",
+        ),
+        (
+            json.dumps([iteration(1, rank, numQueuedRequests=10**15) for rank in range(2)]),
+            "numQueuedRequests",
+        ),
+    ],
+    ids=["vLLM", "SGLang", "TensorRT-LLM"],
+)
+def test_figures_whose_sum_is_no_count_are_refused(answer: str, name: str) -> None:
+    """A sum beyond 64 bits could not be stored, and the check of the engine's health ended."""
+    with pytest.raises(RouterError, match=f"the sum of {name} is"):
+        read_load(answer)
+
+
+def test_the_connector_reports_the_space_of_its_blocks() -> None:
+    metrics = 'beluga_vllm_space_info{engine="0",model_name="m",space="fedcba9876543210"} 1.0\n'
+    report = read_load(VLLM + metrics)
+    assert report is not None and report.space == 0xFEDCBA9876543210
+    with pytest.raises(RouterError, match="space_info is 'xyz'"):
+        read_load(VLLM + metrics.replace("fedcba9876543210", "xyz"))
+
+
+def test_the_start_of_the_process_is_read_if_it_is_there() -> None:
+    for more, started_s in (("", None), ("process_start_time_seconds 1.7e+09\n", 1.7e9)):
+        report = read_load(VLLM + more)
+        assert report is not None and report.started_s == started_s
+
+
+@pytest.mark.parametrize("answer", ["", "up 1\nvllm:num_requests_waiting 1\n", "<html>", "{}"])
+def test_a_page_without_figures_returns_none(answer: str) -> None:
+    assert read_load(answer) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("vllm:num_requests_running NaN\n", "vllm:num_requests_running is 'NaN'"),
+        ("sglang:num_running_reqs many\n", "sglang:num_running_reqs is 'many'"),
+        ("sglang:num_running_reqs -1\n", "is '-1'"),
+        ("vllm:num_requests_running 1e300\n", "is '1e300'"),
+        ("vllm:num_requests_running\n", "a malformed sample"),
+        ('vllm:num_requests_running{a="b} 1\n', "a malformed sample"),
+        ("[", "the metrics are not JSON"),
+        ("[" * 100_000, "the metrics are not JSON"),
+        ("[1]", "not an iteration of TensorRT-LLM: 1"),
+        ('[{"iter": 1}]', "not an iteration"),
+        ('[{"numActiveRequests": "1"}]', "numActiveRequests is '1'"),
+        ('[{"numActiveRequests": true}]', "numActiveRequests is True"),
+        ('[{"numActiveRequests": 1%s}]' % ("0" * 4000), "numActiveRequests is 1000"),
+        ('[{"numActiveRequests": 1, "kvCacheStats": [1]}]', "has no valid maxNumBlocks"),
+    ],
+)
+def test_unreadable_metrics_are_reported(answer: str, why: str) -> None:
+    with pytest.raises(RouterError) as raised:
+        read_load(answer)
+    assert why in str(raised.value)
+    assert len(str(raised.value)) < 160
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from([VLLM, SGLANG, SGLANG_OLD, TRT, TRT_RANKS]),
+    st.integers(0, 10_000),
+    st.integers(0, 30),
+    st.text('0{}[]",\n e-NaN\\=', max_size=8),
+)
+def test_damaged_pages_return_figures_none_or_one_error(
+    answer: str, at: int, removed: int, put: str
+) -> None:
+    at %= len(answer)
+    try:
+        report = read_load(answer[:at] + put + answer[at + removed :])
+    except RouterError:
+        return
+    if report is not None and report.metrics is not None:
+        metrics = report.metrics
+        assert (
+            0 <= metrics.gpu_cache_usage_perc <= 1 and 0 <= metrics.gpu_prefix_cache_hit_rate <= 1
+        )
+        assert min(metrics.request_active_slots, metrics.kv_active_blocks, report.block_size) >= 0

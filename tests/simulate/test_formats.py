@@ -49,14 +49,25 @@ def session(first: int, *, size: int = 64) -> str:
     return json.dumps({"block_size": size, "hash_id_scope": "local", "requests": requests})
 
 
+NO_PROMPT = {"timestamp": 0, "output_length": 1, "hash_ids": []}
+
+
+def lines(*objects: object) -> str:
+    return "".join(json.dumps(item) + "\n" for item in objects)
+
+
+def written(folder: Path, text: str | bytes, name: str = "trace") -> Path:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
 def test_incomplete_blocks_of_mooncake_are_ignored(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
     rows = [
         {"timestamp": 3000, "input_length": 1025, "output_length": 1, "hash_ids": [9, 5, 6]},
         {"timestamp": 1000, "input_length": 1024, "output_length": 0, "hash_ids": [9, 5]},
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    trace = load_trace(path)
+    trace = load_trace(written(tmp_path, lines(*rows)))
     assert trace.block_tokens == 512
     assert trace.arrival_s == [0, 2]
     assert trace.blocks() == [[0, 1], [0, 1]]
@@ -64,9 +75,8 @@ def test_incomplete_blocks_of_mooncake_are_ignored(tmp_path: Path) -> None:
 
 
 def test_mooncake_blocks_may_be_of_another_size(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
     row = {"timestamp": 0, "input_length": 33, "output_length": 1, "hash_ids": [1, 2, 3]}
-    path.write_text(json.dumps(row))
+    path = written(tmp_path, json.dumps(row))
     assert load_trace(path).block_tokens == 16
 
 
@@ -98,14 +108,12 @@ def test_azure_traces_have_only_lengths(tmp_path: Path) -> None:
 
 
 def test_token_ids_share_their_common_prefix(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
     tokens = [list(range(40)), [*range(16), *range(100, 120)], [1, *range(1, 40)]]
     rows = [
         {"input_tok_ids": ids, "output_toks": 3, "arrival_time_ns": at * 10**9}
         for at, ids in enumerate(tokens)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    trace = load_trace(path)
+    trace = load_trace(written(tmp_path, lines(*rows)))
     assert trace.blocks() == [[0, 1], [0, 2], [3, 4]]
     assert trace.arrival_s == [0, 1, 2]
 
@@ -129,19 +137,17 @@ def test_sharegpt_has_prompts_and_answers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [16, 32, 64, 128, 256, 512, 1024])
 def test_the_size_of_blocks_is_the_one_that_all_prompts_fit(tmp_path: Path, size: int) -> None:
-    path = tmp_path / "t.jsonl"
     rows = [
         {"timestamp": 0, "input_length": size * n - 1, "output_length": 1, "hash_ids": ids}
         for n, ids in ((1, [1]), (3, [1, 2, 3]))
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = written(tmp_path, lines(*rows))
     assert load_trace(path).block_tokens == size
 
 
 def test_an_ambiguous_block_size_must_be_specified(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
     row = {"timestamp": 0, "input_length": 30_000, "output_length": 1, "hash_ids": [1]}
-    path.write_text(json.dumps(row))
+    path = written(tmp_path, json.dumps(row))
     with pytest.raises(TraceError, match=r"agree on no size of blocks .* --block-tokens"):
         load_trace(path)
     trace = load_trace(path, block_tokens=30_000)
@@ -158,13 +164,6 @@ def test_sessions_without_blocks_share_nothing(tmp_path: Path) -> None:
     trace = load_trace(tmp_path)
     assert (trace.block_tokens, trace.arrival_s) == (8, [0, 0.5, 0.5])
     assert trace.blocks() == [[], [0], [0]]
-
-
-def test_a_session_of_blocks_without_tokens_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "t.json"
-    path.write_text(session(1).replace('"block_size": 64', '"block_size": 0'))
-    with pytest.raises(TraceError, match=r"blocks of \[0\] tokens"):
-        load_trace(path)
 
 
 @pytest.mark.parametrize(
@@ -190,12 +189,11 @@ def test_times_and_lengths_may_have_several_names(
 
 def test_milliseconds_become_the_nearest_seconds(tmp_path: Path) -> None:
     times = [0, 9, 13, 27_482, 3_599_999]  # of which a product with 0.001 misses some
-    path = tmp_path / "t.jsonl"
     rows = [
         {"timestamp": time, "input_length": 1, "output_length": 1, "hash_ids": [0]}
         for time in times
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = written(tmp_path, lines(*rows))
     assert load_trace(path).arrival_s == [time / 1000 for time in times]
 
 
@@ -211,9 +209,7 @@ def test_text_counts_four_characters_a_token(tmp_path: Path) -> None:
 def test_conversations_without_a_question_or_an_answer_are_left_out(tmp_path: Path) -> None:
     chats = [["abc" * 4, "x" * 8, "more"], ["unanswered"], ["", "said"], ["ask", "x"]]
     rows = [{"conversations": [{"value": turn} for turn in chat]} for chat in chats]
-    path = tmp_path / "t.json"
-    path.write_text(json.dumps(rows))
-    trace = load_trace(path)
+    trace = load_trace(written(tmp_path, json.dumps(rows)))
     assert (trace.input_tokens, trace.output_tokens) == ([3, 1], [2, 1])
 
 
@@ -241,6 +237,15 @@ def test_formats_are_detected_by_the_head_of_a_file(tmp_path: Path, text: str, f
         ("t.jsonl", '{"prompt": ""}\n', "neither input_tok_ids nor a prompt"),
         ("t.jsonl", "", "holds no requests"),
         ("t.json", '{"block_size": 64}', "missing required field"),
+        (
+            "t.json",
+            session(1).replace('"block_size": 64', '"block_size": 0'),
+            r"blocks of \[0\] tok",
+        ),
+        *(
+            ("t.jsonl", lines({**NO_PROMPT, "input_length": n}), f"has {n} tokens in")
+            for n in (0, -5)
+        ),
         ("t.json", "[3]", "holds no requests in a format"),
         ("t.json", '[{"conversations": 3}]', r"item 1: .*an object with conversations"),
         ("t.json", "[]", "holds no requests"),
@@ -256,15 +261,6 @@ def test_an_invalid_trace_is_rejected_in_one_line(
     with pytest.raises(TraceError, match=what) as caught:
         load_trace(tmp_path / name)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("length", [0, -5])
-def test_a_request_without_a_prompt_is_refused(tmp_path: Path, length: int) -> None:
-    path = tmp_path / "t.jsonl"
-    row = {"timestamp": 0, "input_length": length, "output_length": 1, "hash_ids": []}
-    path.write_text(json.dumps(row))
-    with pytest.raises(TraceError, match=f"has {length} tokens in"):
-        load_trace(path)
 
 
 def test_missing_files_and_unknown_formats_are_refused(tmp_path: Path) -> None:
@@ -338,10 +334,6 @@ AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 
 
-def lines(*objects: object) -> str:
-    return "".join(json.dumps(item) + "\n" for item in objects)
-
-
 def mooncake(tokens: Sequence[int], size: int, *, gap: float = 1000) -> list[dict[str, object]]:
     return [
         {
@@ -367,12 +359,6 @@ def conversation(*turns: object) -> dict[str, object]:
     return {"conversations": [{"from": "any", "value": turn} for turn in turns]}
 
 
-def written(folder: Path, text: str | bytes, name: str = "trace") -> Path:
-    path = folder / name
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return path
-
-
 GOOD = {
     "mooncake": lines(*mooncake([100, 33, 49] * 4, 16)),
     "weka": json.dumps(
@@ -387,10 +373,6 @@ GOOD = {
     "sharegpt": json.dumps([conversation("abcd" * 20, "yes" * n) for n in range(1, 9)]),
     "openai": lines(*(chat("abcd" * n) for n in range(1, 9))),
 }
-
-
-def test_there_is_an_example_of_each_format() -> None:
-    assert set(GOOD) == set(FORMATS)
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -1,23 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Faults of a real nats-server have distinct errors: a refused user, no JetStream, a lost stream;
-and recoverable ones are recovered.
+"""Queues in a real nats-server: their settings, and its faults, which have distinct errors;
+recoverable ones are recovered.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("nats", reason="nats-py is not installed")
+
+import nats
 from nats_server import NatsServer, need_nats_server
 
 from beluga.disagg import PrefillTask
 from beluga.disagg.nats_queue import CONSUMER, NatsQueue
-from beluga.errors import QueueError
+from beluga.errors import QueueError, QueueFullError
 
-pytestmark = pytest.mark.slow
+
+@pytest.fixture
+def server(shm: Path) -> Iterator[NatsServer]:
+    need_nats_server()
+    made = NatsServer(shm)
+    yield made
+    made.end()
+
+
+def task(name: str) -> PrefillTask:
+    return PrefillTask(request_id=name, model="m", tokens=[1])
+
+
+async def test_the_last_opener_sets_the_bounds(server: NatsServer) -> None:
+    small = await NatsQueue.open(server.url, "q", tasks_max=1, visibility_s=7)
+    await small.enqueue_task(task("a"))
+    with pytest.raises(QueueFullError):
+        await small.enqueue_task(task("b"))
+    large = await NatsQueue.open(server.url, "q", tasks_max=2, visibility_s=9)
+    await small.enqueue_task(task("b"))
+    with pytest.raises(QueueFullError):
+        await large.enqueue_task(task("c"))
+    info = await large._jetstream.consumer_info("q", CONSUMER)
+    assert info.config.ack_wait == 9
+    for queue in (small, large):
+        await queue.close()
+
+
+async def test_subjects_of_another_stream_are_rejected(server: NatsServer) -> None:
+    client = await nats.connect(server.url)
+    await client.jetstream().add_stream(name="another", subjects=["q.>"])
+    with pytest.raises(QueueError, match=r"refused: .*overlap"):
+        await NatsQueue.open(server.url, "q")
+    await client.close()
+
 
 TASK = PrefillTask(request_id="r", model="m", text="a")
 
@@ -27,6 +65,7 @@ def installed() -> None:
     need_nats_server()
 
 
+@pytest.mark.slow
 def test_a_rejected_user_is_not_reported_as_an_unreachable_server(tmp_path: Path) -> None:
     server = NatsServer(tmp_path, "--user=beluga", "--pass=secret")
     try:
@@ -45,6 +84,7 @@ def test_a_rejected_user_is_not_reported_as_an_unreachable_server(tmp_path: Path
         server.end()
 
 
+@pytest.mark.slow
 def test_a_server_without_jetstream_raises_a_specific_error(tmp_path: Path) -> None:
     server = NatsServer(tmp_path, jetstream=False)
     try:
@@ -54,6 +94,7 @@ def test_a_server_without_jetstream_raises_a_specific_error(tmp_path: Path) -> N
         server.end()
 
 
+@pytest.mark.slow
 def test_an_unreachable_server_raises_a_specific_error() -> None:
     with pytest.raises(QueueError, match="does not answer"):
         asyncio.run(NatsQueue.open("nats://127.0.0.1:9", "prefill", timeout_s=2))
@@ -67,6 +108,7 @@ async def _lose_consumer(queue: NatsQueue) -> None:
     await queue._jetstream.delete_consumer(queue._stream, CONSUMER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lose", [_lose_stream, _lose_consumer])
 @pytest.mark.parametrize("first", ["enqueue", "dequeue", "size"])
 def test_a_lost_queue_is_created_again(

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The input of a chat template: every part of a request that the engine's prompt contains."""
+"""What is parsed of a request: its model, tokens and fields, and the input of a chat template."""
 
 from __future__ import annotations
 
 import json
+import time
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +16,19 @@ import pytest
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
 from fake_engines import FakeEngine
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from routed import routed, until
 
 from beluga.errors import RouterError
+from beluga.gateway import parsed_request
 from beluga.gateway.conversation import (
     Conversation,
     for_template,
     load_tokenizer,
     with_system_first,
 )
-from beluga.gateway.parsed_request import parse_request
+from beluga.gateway.parsed_request import FILE_TOKENS, TOKENIZED_SIZE_MAX, parse_request
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 QUESTION = [{"role": "user", "content": "How warm is it?"}]
@@ -54,7 +60,7 @@ def conversation(path: str, **fields: Any) -> Conversation:
     return seen
 
 
-def given(path: str, **fields: Any) -> dict[str, Any]:
+def rendered(path: str, **fields: Any) -> dict[str, Any]:
     """Return the template's input besides the messages, without the part that is the same for every
     request.
     """
@@ -84,7 +90,7 @@ def given(path: str, **fields: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_a_chat_is_rendered_like_in_the_engine(fields: Any, expected: Any) -> None:
-    got = given(CHAT, messages=QUESTION, **fields)
+    got = rendered(CHAT, messages=QUESTION, **fields)
     assert got == expected
     # a template writes the fields of a tool in their given order
     assert json.dumps(got.get("tools")) == json.dumps(expected.get("tools"))
@@ -120,16 +126,16 @@ def test_settings_of_a_template_do_not_reach_the_tokenizer_itself(name: str) -> 
 
 def test_responses_are_converted_to_messages_like_in_the_engine() -> None:
     assert conversation(RESPONSES, input="How warm is it?").messages == QUESTION
-    assert given(RESPONSES, input="How warm is it?") == {}
+    assert rendered(RESPONSES, input="How warm is it?") == {}
     system = {"role": "system", "content": "Be brief."}
     got = conversation(RESPONSES, input=QUESTION, instructions="Be brief.")
     assert got.messages == [system, *QUESTION]
     flat = {"type": "function", **FUNCTION}
-    assert given(RESPONSES, input=QUESTION, tools=[flat]) == {"tools": [SHOWN]}
-    got = given(RESPONSES, input=QUESTION, reasoning={"effort": "low"})
+    assert rendered(RESPONSES, input=QUESTION, tools=[flat]) == {"tools": [SHOWN]}
+    got = rendered(RESPONSES, input=QUESTION, reasoning={"effort": "low"})
     assert got == {"reasoning_effort": "low", "enable_thinking": True}
     part = {"type": "message", "role": "assistant", "status": "incomplete", "content": "It is"}
-    unfinished = given(RESPONSES, input=[*QUESTION, part])
+    unfinished = rendered(RESPONSES, input=[*QUESTION, part])
     assert unfinished == {"add_generation_prompt": False, "continue_final_message": True}
 
 
@@ -298,3 +304,279 @@ async def test_a_tokenizer_without_a_template_is_reported(
 def test_a_template_requires_a_model_directory(tmp_path: Path) -> None:
     with pytest.raises(RouterError, match="needs --tokenizer with a model's folder"):
         load_tokenizer(tmp_path / "tokenizer.json", tmp_path / "template")
+
+
+# ---- Parsed requests.
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({"prompt": [1, 2, 3]}, [1, 2, 3]),
+        ({"prompt": [[1, 2], [3]]}, [1, 2, 3]),
+        ({"input": [7]}, [7]),
+        ({"prompt": []}, []),
+        ({"prompt": [True, 2]}, None),
+        ({"prompt": [-1]}, None),
+        ({"prompt": ["a", 1]}, None),
+        ({"messages": [1, 2]}, None),
+    ],
+)
+def test_tokens_are_ids_or_four_bytes_of_text(
+    fields: dict[str, Any], tokens: list[int] | None
+) -> None:
+    body = json.dumps(fields).encode()
+    parsed = parse_request("/v1/completions", body)
+    if tokens is None:
+        text = json.dumps(next(iter(fields.values())))
+        tokens = [int.from_bytes(text[i : i + 4].encode(), "little") for i in range(0, 99, 4)]
+        tokens = tokens[: len(text) // 4]
+    assert parsed.tokens.tolist() == tokens
+    assert parsed.isl == len(tokens)
+    assert parsed.body == body
+
+
+def test_a_body_that_is_not_json_is_forwarded_with_an_estimated_length() -> None:
+    parsed = parse_request("/v1/audio", b"x" * 17, is_json=False)
+    assert (parsed.isl, len(parsed.tokens), parsed.model, parsed.stream) == (4, 0, None, False)
+    assert parse_request("/v1/files", b"").isl == 0
+
+
+def test_salt_stream_and_model_are_parsed() -> None:
+    parsed = parse_request("/p", b'{"model": "m", "stream": true, "cache_salt": "s"}')
+    assert (parsed.model, parsed.stream, parsed.salt) == ("m", True, "s")
+    parsed = parse_request("/p", b'{"stream": "yes", "cache_salt": 7}')
+    assert (parsed.model, parsed.stream, parsed.salt) == (None, False, None)
+    assert not parsed.odd
+
+
+@pytest.mark.parametrize(
+    ("body", "model"),
+    [
+        (b'{"model": 7}', None),
+        (b"[", None),
+        (b'{"model": "\xff"}', None),
+        (b"[" * 100_000, None),
+        (b'{"model": "m", "prompt": "\\ud83d"}', "m"),
+        (b'{"model": "m", "temperature": NaN}', "m"),
+    ],
+)
+def test_unusual_requests_go_to_an_engine_of_their_model_or_to_any(
+    body: bytes, model: str | None
+) -> None:
+    parsed = parse_request("/p", body)
+    assert (parsed.model, parsed.odd, parsed.body) == (model, model is None, body)
+
+
+FIELDS = ("model", "stream", "messages", "prompt", "input", "cache_salt", "previous_response_id")
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(fields=st.dictionaries(st.sampled_from(FIELDS) | st.text(), VALUES, max_size=6))
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+def test_any_object_is_parsed(path: str, fields: dict[str, Any]) -> None:
+    body, model = json.dumps(fields).encode(), fields.get("model")
+    parsed = parse_request(path, body, tokenizer=LetterTokenizer())
+    assert (parsed.body, parsed.odd) == (body, not isinstance(model, str | None))
+    assert parsed.model == (model or None if not parsed.odd else None)
+    assert parsed.stream == (fields.get("stream") is True and not parsed.odd)
+    assert parsed.isl == len(parsed.tokens) or parsed.odd
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(body=st.binary(max_size=300), is_json=st.booleans(), encoding=st.sampled_from(("", "gzip")))
+def test_any_bytes_are_parsed(body: bytes, is_json: bool, encoding: str) -> None:
+    parsed = parse_request("/v1/completions", body, is_json=is_json, encoding=encoding)
+    assert parsed.body == body and parsed.isl <= len(body)
+
+
+class LetterTokenizer:
+    """A tokenizer for which each letter is a token."""
+
+    def text(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    problem = ""
+
+    def chat(self, conversation: Conversation) -> list[int]:
+        if not conversation.messages:
+            raise ValueError("no reason")
+        return [len(conversation.messages)]
+
+
+def test_a_tokenizer_is_used_where_it_applies() -> None:
+    for body, tokens in (
+        (b'{"prompt": "ab"}', [97, 98]),
+        (b'{"prompt": ["a", "b"]}', [97, 98]),
+        (b'{"prompt": [5]}', [5]),
+        (b'{"messages": [{}, {}]}', [2]),
+        (b'{"messages": []}', []),  # less than four bytes
+        (b"{}", []),
+    ):
+        assert parse_request("/p", body, tokenizer=LetterTokenizer()).tokens.tolist() == tokens
+
+
+@pytest.mark.parametrize("field", ["prompt", "input", "messages", "cache_salt", "stream"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(b'["\xff"]', b'"\xff"', b'["\\ud800"]', b'"\\ud800"', b'"\\udc00\\ud800"', b"[1e999]"),
+        *(b"[" + b"9" * 5000 + b"]", b"[-1]", b"[4294967296]", b"[1.0]", b"[true]", b"[null]"),
+        *(b"[[1], 2]", b"[[1], [null]]", b"{}", b"[{}]", b"[[]]", b"[]", b'""', b"NaN", b"null"),
+    ],
+)
+def test_an_unreadable_field_is_forwarded_to_the_engine(field: str, value: bytes) -> None:
+    body = b'{"model": "m", "%s": %s}' % (field.encode(), value)
+    parsed = parse_request("/v1/completions", body)
+    assert parsed.body == body
+    assert parsed.model in ("m", None)
+
+
+@pytest.mark.parametrize(("opens", "closes"), [(b"[", b"]"), (b'{"a":', b"}")])
+def test_no_depth_of_json_is_an_error(opens: bytes, closes: bytes) -> None:
+    """The fields are decoded at another depth of the stack than the whole."""
+    for depth in [*range(1, 1200), 3000, 20_000]:
+        value = opens * depth + b"1" + closes * depth
+        assert parse_request("/v1/completions", b'{"model": "m", "prompt": %s}' % value).body
+
+
+PART = b'; name="model"\r\n'
+
+
+def quickest_s(work: Callable[[], object]) -> float:
+    """Return the shortest CPU time of several runs."""
+    times_s = []
+    for _ in range(3):
+        started = time.process_time()
+        work()
+        times_s.append(time.process_time() - started)
+    return min(times_s)
+
+
+def test_parsing_a_form_is_linear_in_its_length() -> None:
+    small, large = (PART * count for count in (1 << 9, 1 << 13))
+
+    def read(body: bytes) -> float:
+        return quickest_s(lambda: [parse_request(CHAT, body, is_json=False) for _ in range(3)])
+
+    assert read(large) < 64 * max(read(small), 1e-4)  # with quadratic cost it would be 256 times
+
+
+def test_a_forms_model_is_read_after_other_fields() -> None:
+    file = (
+        b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n'
+        b"Content-Type: audio/wav\r\n\r\n" + bytes(1 << 16) + PART * 3 + b"\r\n"
+    )
+    model = b'--x\r\nContent-Disposition: form-data; name="model"\r\n%s\r\norg/m\r\n--x--\r\n'
+    for kind in (b"", b"Content-Type: text/plain\r\nX-More: a\r\n"):
+        assert parse_request(CHAT, file + model % kind, is_json=False).model == "org/m"
+    for form in (file + b"--x--", PART + b"\r\n" + b"m" * 5000 + b"\r\n--x"):
+        assert parse_request(CHAT, form, is_json=False).model is None
+
+
+@pytest.mark.parametrize("field", ["tools", "model", "cache_salt", "stream", "instructions"])
+def test_fields_that_routing_does_not_use_are_not_decoded(field: str) -> None:
+    body = b'{"messages": [], "%s": [%s1]}' % (field.encode(), b"[]," * (1 << 18))
+    tracemalloc.start()
+    try:
+        parse_request(CHAT, body)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * len(body)  # 262,144 lists of 56 bytes each
+
+
+@pytest.mark.parametrize("wrong", [b"NaN", b'"\\ud83d"'])
+@pytest.mark.parametrize("size", [10, 1 << 18])
+def test_the_model_of_an_unusual_body_of_any_size_is_read(wrong: bytes, size: int) -> None:
+    body = b'{"prompt": "\\"model\\": \\"no\\" %s", "x": %s, "model" : "m"}' % (b"a" * size, wrong)
+    parsed = parse_request(CHAT, body)
+    assert (parsed.model, parsed.odd) == ("m", False)
+
+
+@pytest.mark.parametrize("before", [0, parsed_request._PIECE - 200, parsed_request._PIECE])
+def test_a_file_part_is_hashed_at_any_position(before: int) -> None:
+    body = b'[{"text": "%s"}, {"url" : "%s"}, {"url": "short"}]'
+    isl = {
+        parse_request(CHAT, b'{"messages": %s}' % (body % (b"x" * before, b"A" * size))).isl
+        for size in (5000, 1 << 19)
+    }
+    assert len(isl) == 1
+    assert 0 <= isl.pop() - before // 4 - FILE_TOKENS < 100
+
+
+class Rude:
+    """A tokenizer that raises its own kind of error."""
+
+    problem = ""
+
+    def text(self, *_: object, **__: object) -> list[int]:
+        raise IndexError("no first token")
+
+    chat = text
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_prompt_on_which_the_tokenizer_fails_is_hashed_as_text(path: str) -> None:
+    body = json.dumps({"prompt": [[]]} if path == "/v1/completions" else {"messages": [{}]})
+    parsed = parse_request(path, body.encode(), tokenizer=Rude())
+    assert (parsed.exact, parsed.isl) == (False, 1)
+
+
+def test_a_prompt_longer_than_any_context_is_not_tokenized() -> None:
+    class Counting(Rude):
+        tokenized = 0
+
+        def text(self, *_: object, **__: object) -> list[int]:
+            self.tokenized += 1
+            return [7]
+
+    for length, tokenized in ((1000, 1), (TOKENIZED_SIZE_MAX, 0)):
+        tokenizer = Counting()
+        body = json.dumps({"prompt": "a" * length}).encode()
+        parsed = parse_request("/v1/completions", body, tokenizer=tokenizer)
+        assert (tokenizer.tokenized, parsed.exact) == (tokenized, bool(tokenized))
+
+
+def picture(content: str, question: str = "What is this?") -> bytes:
+    parts = [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{content}"}},
+        {"type": "text", "text": question},
+    ]
+    messages = [{"role": "user", "content": parts}]
+    return json.dumps({"model": "m", "messages": messages}).encode()
+
+
+def test_an_image_counts_as_about_its_tokens_not_as_its_bytes() -> None:
+    path = "/v1/chat/completions"
+    short, same, other = (
+        parse_request(path, picture(content, question))
+        for content, question in (
+            ("A" * (2 << 20), "What is this?"),
+            ("A" * (2 << 20), "And who made it?"),
+            ("B" * (2 << 20), "What is this?"),
+        )
+    )
+    assert FILE_TOKENS < short.isl < FILE_TOKENS + 100
+    start = FILE_TOKENS + 20
+    assert short.tokens[:start].tolist() == same.tokens[:start].tolist()
+    assert short.tokens[:start].tolist() != other.tokens[:start].tolist()
+    assert parse_request(path, picture("A" * 400)).isl > 100  # short ones stay as they are
+
+
+def test_a_continued_conversation_has_the_prefix_of_the_former() -> None:
+    asked = [{"role": "user", "content": "hello there"}]
+    short, longer = (
+        parse_request("/v1/completions", json.dumps({"messages": messages}).encode()).tokens
+        for messages in (asked, [*asked, {"role": "assistant"}])
+    )
+    assert list(short[:-1]) == list(longer[: len(short) - 1])
