@@ -1621,8 +1621,7 @@ TESTED: Conditions = {
     },
     ("kvcache/get.c", "bl_kv_read_again"): {
         ("!bl_entry_agrees(session, batch, i, work, &work->entries[i])", 0, "false"): (
-            "tests/hostile/test_replies.py::test_a_forged_record_past_the_end_of_the_pool_"
-            "is_no_hit"
+            "tests/hostile/test_replies.py::test_a_forged_record_past_the_end_of_the_pool_is_no_hit"
         ),
     },
     ("kvcache/get.c", "bl_kv_get"): {
