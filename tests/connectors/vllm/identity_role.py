@@ -3,7 +3,7 @@
 """Real vLLM engines that differ in one property, or whose weights change, on one pool.
 
 Run it in .venv-vllm: identity_role.py POOL FOLDER WHAT. All engines use one tiny model. It prints
-lines of JSON (``engines``, ``updates``, ``reloads``).
+lines of JSON (``engines``, ``updates``).
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ COMMITS = {"branch": "a" * 40, "moved": "b" * 40}
 ADAPTER_RANK = 8
 HALF = struct.pack("<f", 0.5)
 UPDATE_SHORT, UPDATE_LONG = 2 * BLOCK_TOKENS + 1, 4 * BLOCK_TOKENS + 1
-RELOADED_BLOCK = 128
-RELOADED_TOKENS = 3 * RELOADED_BLOCK + 1
 NOTHING = "nothing"
 
 _LONG_ROPE = {
@@ -453,7 +451,8 @@ def _never(*_: Any) -> bool:
 
 def updates(pool: str, folder: Path, replies: TextIO) -> None:
     """Update the weights with and without each step that follows an update. Prints, for each step
-    that is left out and for none, the blocks of a prompt that differ from those of the new weights.
+    that is left out and for none, the blocks of a prompt that differ from those of the new weights;
+    and, for none, how many tokens of each prompt the pool gave.
     """
     model = folder / "usual"
     make_model(model)
@@ -462,12 +461,14 @@ def updates(pool: str, folder: Path, replies: TextIO) -> None:
     watched.watch()
     engine = Engine(pool, str(model), Case())
     engine.identified(watched, None, "first")
+    hits: list[int] = []
+    former: dict[str, list[str]] = {}  # hashes of the blocks of the former weights
 
     def update(weights: Any) -> None:
         engine.call("reload_weights", {"weights_path": str(weights)})
 
     def computed(salt: str, tokens: int) -> list[str]:
-        engine.run(None, salt=salt, tokens=tokens)
+        hits.append(engine.run(None, salt=salt, tokens=tokens))
         engine.settle()
         return list(watched.bytes)
 
@@ -475,7 +476,7 @@ def updates(pool: str, folder: Path, replies: TextIO) -> None:
         """Return the blocks that are wrong after an update without this step."""
         update(model)
         engine.forget()
-        old = computed(step, UPDATE_SHORT)
+        old = former[step] = computed(step, UPDATE_SHORT)
         with _steps()[step]():
             update(other)
         computed(step, UPDATE_LONG)  # on what vLLM's own cache has
@@ -485,90 +486,16 @@ def updates(pool: str, folder: Path, replies: TextIO) -> None:
         right = computed(f"{step}, alone", UPDATE_LONG)
         return [index for index, expected in enumerate(right) if answers[index] != expected]
 
-    print(json.dumps({step: wrong(step) for step in _steps()}), file=replies, flush=True)
+    report: dict[str, Any] = {"wrong": {NOTHING: wrong(NOTHING)}}
+    engine.forget()
+    computed(NOTHING, UPDATE_LONG)
+    update(model)
+    engine.forget()
+    report["back"] = computed(NOTHING, UPDATE_SHORT) == former[NOTHING]
+    report["hits"] = list(hits)
+    report["wrong"] |= {step: wrong(step) for step in _steps() if step != NOTHING}
+    print(json.dumps(report), file=replies, flush=True)
     engine.end()
-
-
-def other_weights(model: Path, other: Path) -> None:
-    """Make a model whose weights differ in one layer."""
-    from safetensors.torch import load_file, save_file
-
-    shutil.copytree(model, other)
-    (file,) = other.glob("*.safetensors")
-    weights = load_file(file)
-    name = next(name for name in sorted(weights) if name.endswith("k_proj.weight"))
-    weights[name] = weights[name] + 0.5
-    save_file(weights, file, metadata={"format": "pt"})
-
-
-def reloads(pool: str, folder: Path, replies: TextIO) -> None:
-    """Reload other weights than those of FOLDER/usual, and these again. Prints the tokens that the
-    pool provides for one prompt before and after.
-    """
-    model, other = folder / "usual", folder / "other"
-    other_weights(model, other)
-
-    from vllm import LLM, SamplingParams
-
-    from beluga.connectors.vllm import figures
-
-    llm = LLM(
-        model=str(model),
-        dtype="float32",
-        block_size=RELOADED_BLOCK,
-        enforce_eager=True,
-        prefix_caching_hash_algo="sha256_cbor",
-        max_model_len=RELOADED_TOKENS + RELOADED_BLOCK,
-        kv_cache_memory_bytes=64 << 20,
-        kv_transfer_config={
-            "kv_connector": "BelugaConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"pool": pool, "timeout_ms": 5000},
-        },
-    )
-    prompt = {"prompt_token_ids": [7 + i % 900 for i in range(RELOADED_TOKENS)]}
-    sampling = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, detokenize=False)
-
-    def tokens(*, reset: bool = True) -> tuple[list[int], int]:
-        """Compute the prompt. Returns the answer and the tokens that the pool provided."""
-        if reset:
-            for _ in range(1000):
-                if llm.reset_prefix_cache():
-                    break
-                time.sleep(0.01)
-        before = figures()["hit_tokens"]
-        (result,) = llm.generate([prompt], sampling, use_tqdm=False)
-        hits = int(figures()["hit_tokens"] - before)
-        settle()
-        return list(result.outputs[0].token_ids), hits
-
-    def settle() -> None:
-        """Wait until all computed blocks are saved."""
-        deadline, before = time.monotonic() + 60, -1.0
-        while time.monotonic() < deadline:
-            llm.llm_engine.step()
-            now = sum(figures()[name] for name in ("save_blocks", "save_present_blocks"))
-            if now == before:
-                return
-            before = now
-            time.sleep(0.3)
-
-    results: dict[str, Any] = {}
-    deadline = time.monotonic() + 60
-    while figures()["identity_bytes"] == 0 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(1.0)
-    old, _ = tokens()
-    results["before"] = tokens()[1]
-    llm.collective_rpc("reload_weights", kwargs={"weights_path": str(other)})
-    results["on old KV of its own"] = tokens(reset=False)[1]
-    new, results["after the update"] = tokens()
-    results["again"] = tokens()[1]
-    results["differs"] = old != new
-    llm.collective_rpc("reload_weights", kwargs={"weights_path": str(model)})
-    back, results["back"] = tokens()
-    results["back is the same"] = back == old
-    print(json.dumps(results), file=replies, flush=True)
 
 
 def main() -> None:
@@ -584,7 +511,7 @@ def main() -> None:
     from beluga_bench.vllm.engine import _override_kernels
 
     _override_kernels()
-    {"engines": engines, "updates": updates, "reloads": reloads}[sys.argv[3]](pool, folder, replies)
+    {"engines": engines, "updates": updates}[sys.argv[3]](pool, folder, replies)
 
 
 if __name__ == "__main__":
