@@ -34,6 +34,7 @@ from beluga.connectors.identity import (
     Model,
     ModelIdentity,
     Objects,
+    Several,
     config_fields,
     digest_of,
     environment,
@@ -403,6 +404,10 @@ def test_files_that_change_during_the_load_are_rejected(tmp_path: Path) -> None:
     assert of(path, since_ns=began_ns)
     with pytest.raises(ConnectorError, match=r"has changed since .*restart the engine"):
         of(path, since_ns=began_ns - 1)
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match="too many links"):
+        files.moved_since(tmp_path / "a" / "model", 1 << 62)
 
 
 def relink(link: Path, target: Path | str, began_ns: int) -> Path:
@@ -460,13 +465,6 @@ def test_a_path_that_changed_target_during_the_load_is_rejected(
     with pytest.raises(ConnectorError, match=r"has changed since .*restart the engine"):
         of(path, digests, since_ns=began_ns)
     assert of(path, digests)  # an engine that starts now
-
-
-def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "a").symlink_to("b")
-    (tmp_path / "b").symlink_to("a")
-    with pytest.raises(OSError, match="too many links"):
-        files.moved_since(tmp_path / "a" / "model", 1 << 62)
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(
@@ -545,23 +543,21 @@ def test_two_snapshots_of_a_branch_are_two_models(tmp_path: Path) -> None:
     assert of(path) == digest  # the same bytes, by their path
 
 
-def test_a_branch_that_may_have_moved_during_the_load_is_rejected(tmp_path: Path) -> None:
+def test_a_branch_without_a_commit_or_that_may_have_moved_is_rejected(tmp_path: Path) -> None:
     cache = hub(tmp_path, COMMIT, OTHER)
     moved_ns = (cache / "models--org--name/refs/main").stat().st_ctime_ns
     assert of("org/name", cache=str(cache), since_ns=moved_ns + 1)
-    with pytest.raises(ConnectorError, match=r"which commit .*--revision COMMIT.*setting identity"):
+    refusal = r"which commit of org/\w+@\w+ .*--revision COMMIT.*setting identity"
+    with pytest.raises(ConnectorError, match=refusal):
         of("org/name", cache=str(cache), since_ns=moved_ns - 1)
     single = hub(tmp_path / "single", COMMIT)
     assert of("org/name", cache=str(single), since_ns=moved_ns - 1)  # there was no other one
-
-
-@pytest.mark.parametrize("name", ["org/name", "org/unknown"])
-def test_a_name_without_a_commit_is_refused(tmp_path: Path, name: str) -> None:
-    cache = hub(tmp_path, COMMIT, main=OTHER)  # of a snapshot that is not there
-    for revision in (None, "main", "v2", "abc"):
-        with pytest.raises(ConnectorError, match=r"which commit of org/\w+@\w+ .*setting identity"):
-            of(name, cache=str(cache), revision=revision)
-    assert of(name, cache=str(cache), commit="c" * 40) == f"hub {name}@{'c' * 40}"
+    cache = hub(tmp_path / "unknown", COMMIT, main=OTHER)  # of a snapshot that is not there
+    for name, revision in itertools.product(("name", "unknown"), (None, "main", "v2", "abc")):
+        with pytest.raises(ConnectorError, match=refusal):
+            of(f"org/{name}", cache=str(cache), revision=revision)
+    unknown = of("org/unknown", cache=str(cache), commit="c" * 40)
+    assert unknown == f"hub org/unknown@{'c' * 40}"
 
 
 # ---- Weights: stores
@@ -690,10 +686,12 @@ def counted_of(path: Path, memory: FileDigests) -> tuple[str, int]:
 
 
 def test_files_are_hashed_once(tmp_path: Path, digests: FileDigests, settled: None) -> None:
-    path = folder(tmp_path / "model", **{"model.bin": b"abc"})
-    digest, count = counted_of(path, digests)
-    assert count == 3
-    assert counted_of(path, FileDigests(tmp_path / "cache")) == (digest, 0)  # another process
+    path = folder(tmp_path / "model", **{"model.bin": bytes(1000)})
+    with ThreadPoolExecutor(4) as threads:
+        made = [FileDigests(tmp_path / "cache") for _ in range(4)]
+        results = list(threads.map(lambda digests: counted_of(path, digests), made))
+    assert sum(count for _, count in results) == 1000
+    assert counted_of(path, digests) == (results[0][0], 0)  # another process
     assert len({FileState(*range(5)).key, *(FileState(*range(i, i + 5)).key for i in (1, 2))}) == 3
 
 
@@ -765,17 +763,13 @@ def test_an_untrusted_digest_cache_only_costs_hashing(
     assert ModelIdentity(source, logger=LOGGER).wait(LONG_S) == before
 
 
-def test_a_full_disk_only_costs_hashing(
+def test_the_digest_cache_is_bounded_and_private_and_not_required(
     tmp_path: Path, digests: FileDigests, settled: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json, "dump", failing(OSError(28, "No space left on device")))
-    assert of(folder(tmp_path / "model"), digests)
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["files.lock"]
-
-
-def test_the_digest_cache_is_bounded_and_private(
-    tmp_path: Path, digests: FileDigests, settled: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(json, "dump", failing(OSError(28, "No space left on device")))
+        assert of(folder(tmp_path / "model"), digests)
+        assert [path.name for path in (tmp_path / "cache").iterdir()] == ["files.lock"]
     monkeypatch.setattr(files, "ENTRIES_MAX", 3)
     for number in range(5):
         of(folder(tmp_path / f"{number}"), digests)
@@ -785,29 +779,30 @@ def test_the_digest_cache_is_bounded_and_private(
     assert (tmp_path / "cache" / "files.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_processes_that_start_together_hash_once(tmp_path: Path, settled: None) -> None:
-    path = folder(tmp_path / "model", **{"model.bin": bytes(1000)})
-    with ThreadPoolExecutor(4) as threads:
-        made = [FileDigests(tmp_path / "cache") for _ in range(4)]
-        results = list(threads.map(lambda digests: counted_of(path, digests), made))
-    assert sum(count for _, count in results) == 1000
-
-
 # ---- The thread
 
 
-def test_a_late_identity_is_reported(
+def test_a_late_identity_is_reported_and_an_engine_that_ends_stops_it(
     tmp_path: Path, digests: FileDigests, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    go, calls = threading.Event(), list[str]()
-    source = source_of(Model(str(folder(tmp_path / "model", **{"model.bin": bytes(10)}))), digests)
-    identity = ModelIdentity(
-        source, logger=LOGGER, then=calls.append, hashed=lambda _: (go.wait(), None)[1]
-    )
-    assert identity.known == "" and not calls
-    go.set()
-    assert identity.wait(LONG_S) == calls[0]
+    path = str(folder(tmp_path / "model", **{"model.bin": bytes(10)}))
+    for ends in (False, True):
+        reading, go, calls = threading.Event(), threading.Event(), list[str]()
+
+        def hashed(_: int, reading: Any = reading, go: Any = go) -> None:
+            reading.set()
+            go.wait()
+
+        source = Several([source_of(Model(path), digests) for _ in range(2)])
+        identity = ModelIdentity(source, logger=LOGGER, then=calls.append, hashed=hashed)
+        assert reading.wait(LONG_S)
+        assert identity.known == "" and not calls
+        if ends:
+            identity.close()
+        go.set()
+        assert identity.wait(LONG_S) == ("" if ends else calls[0])
+        assert len(calls) == (0 if ends else 1)
     assert "hashing the model: 0.0 of 0.0 GB; until then lookups miss" in caplog.text
     assert "the model is identified" in caplog.text
 
@@ -827,24 +822,6 @@ def test_a_failed_identification_ends_and_logs_its_remedy_once(
     (line,) = (record.getMessage() for record in caplog.records)
     assert "the pool is not used" in line and "setting identity" in line
     assert identity.outcome is not None and identity.outcome.refusal
-
-
-def test_an_engine_that_ends_stops_the_hashing(tmp_path: Path, digests: FileDigests) -> None:
-    source = source_of(Model(str(folder(tmp_path / "model", **{"model.bin": bytes(10)}))), digests)
-    reading, go, calls = threading.Event(), threading.Event(), list[str]()
-    real = source.digest
-
-    def digest(hashed: Callable[[int], None]) -> str:
-        reading.set()
-        go.wait()
-        return real(hashed)
-
-    source.digest = digest  # type: ignore[method-assign]
-    identity = ModelIdentity(source, logger=LOGGER, then=calls.append)
-    assert reading.wait(LONG_S)
-    identity.close()
-    go.set()
-    assert identity.wait(LONG_S) == "" and not calls
 
 
 def test_weights_are_a_field_of_the_namespace() -> None:
