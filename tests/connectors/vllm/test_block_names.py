@@ -15,7 +15,7 @@ from typing import Any
 import fake_vllm
 import numpy as np
 import pytest
-from test_transfers import LONG_S, Gate, Side, blocks, digests
+from scene import LONG_S, Gate, Rank, blocks, digests
 from vllm_parts import BLOCK_TOKENS, config, request, spec
 
 from beluga import IndexServer, KVCache, Namespace, Pool
@@ -103,8 +103,7 @@ def test_blocks_that_routers_cannot_hash_have_no_name() -> None:
 def test_a_rank_stores_its_part_with_the_hashes(
     pool: Pool, server: IndexServer, pool_name: str
 ) -> None:
-    side = Side(pool_name, part=BlockPart(1, "heads 1-2/2"))
-    side.attached()
+    side = Rank(pool_name, part=BlockPart(1, "heads 1-2/2"))
     announced = named(request("r", TOKENS), 0, 5)
     side.worker.save(Orders(saves=[BlockRange("r", digests(0, 5), [3, 4, 5, 6, 7], announced)]))
     side.saved("r")
@@ -181,11 +180,10 @@ def test_a_part_with_unknown_heads_is_private_to_its_rank() -> None:
 
 
 @pytest.fixture
-def ranks(server: IndexServer, pool_name: str) -> Iterator[list[Side]]:
+def ranks(server: IndexServer, pool_name: str) -> Iterator[list[Rank]]:
     """Two ranks with the same part, and the same bytes."""
-    made = [Side(pool_name, part=BlockPart(0, "heads 0-1/1", copies=2, copy=n)) for n in range(2)]
+    made = [Rank(pool_name, part=BlockPart(0, "heads 0-1/1", copies=2, copy=n)) for n in range(2)]
     for side in made:
-        side.attached()
         side.fill(3)
     yield made
     for side in made:
@@ -197,7 +195,7 @@ def random_blocks(name: str, ids: list[int], ticket: int = 0) -> BlockRange:
     return BlockRange(name, digests.tobytes(), ids, ticket=ticket)
 
 
-def test_each_block_is_stored_by_one_of_the_ranks_that_have_it(ranks: list[Side]) -> None:
+def test_each_block_is_stored_by_one_of_the_ranks_that_have_it(ranks: list[Rank]) -> None:
     ids = list(range(40))
     order = random_blocks("r", ids)
     for side in ranks:
@@ -220,7 +218,7 @@ def test_each_block_is_stored_by_one_of_the_ranks_that_have_it(ranks: list[Side]
 
 
 def test_a_rank_without_own_blocks_returns_tickets_and_requests(
-    ranks: list[Side],
+    ranks: list[Rank],
 ) -> None:
     order = random_blocks("r", [5], ticket=9)
     ended: Counter[int] = Counter()
@@ -232,7 +230,7 @@ def test_a_rank_without_own_blocks_returns_tickets_and_requests(
     assert sum(side.counters.take().get("save_blocks", 0) for side in ranks) == 1
 
 
-def test_a_preemption_stops_what_a_rank_stores_for_others(ranks: list[Side]) -> None:
+def test_a_preemption_stops_what_a_rank_stores_for_others(ranks: list[Rank]) -> None:
     side = ranks[0]
     gate = Gate(side.layout)
     side.worker.saves._source = gate
@@ -275,9 +273,8 @@ def test_no_rank_reads_the_heads_of_another(server: IndexServer, pool_name: str)
     sides = []
     for number in range(2):
         part = BlockPart(number, f"heads {number}-{number + 1}/2", heads=2)
-        side = Side(pool_name, part=part)
+        side = Rank(pool_name, part=part)
         side.worker._namespace = Namespace({"tp": part.name})
-        side.attached()
         side.worker.identify("weights")
         side.fill(number)
         sides.append(side)

@@ -1,29 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""vLLM's connector interface with fakes of vLLM: engines that save and load through its hooks."""
+"""Engines that save, load, announce and count through vLLM's hooks, with fakes of vLLM."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import importlib
-import itertools
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import fake_vllm
 import pytest
-from prometheus_client import Counter, Gauge
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, generate_latest
+from scene import LONG_S, TOKENS, Engine, wait_for
 from support.blocks import eventually
-from vllm_parts import BLOCK_TOKENS, adapter, cache_config, config, layer_major, request, spec
+from support.prometheus_lint import complaints
+from vllm_parts import BLOCK_TOKENS, adapter, config, request
 
 from beluga import IndexServer, Namespace, Pool
 from beluga.connectors import connection as connection_module
 from beluga.connectors.connection import Attachment, Connection
+from beluga.connectors.vllm import policy
 from beluga.connectors.vllm.media import MARK
 from beluga.connectors.vllm.steps import Loaded, Rank
 from beluga.errors import ConnectorError
@@ -31,157 +34,15 @@ from beluga.index import check_pool, read_names
 from beluga.router import BlockHasher, Indexer, WireDecoder, Worker, hash_blocks_by
 from beluga.rpc import KINDS, report
 
-LAYERS, BLOCKS = 2, 16
-TOKENS = list(range(100, 100 + 5 * BLOCK_TOKENS + 1))  # five blocks and a token
-LONG_S = 60.0
-NUMBERS = itertools.count()
-
-
-class Engine:
-    """Two connectors, as vLLM has them: one in its scheduler and one in its worker."""
-
-    def __init__(
-        self, pool_name: str, *, events: bool = False, wait: bool = True, **extra: Any
-    ) -> None:
-        module = importlib.import_module("beluga.connectors.vllm.connector")
-        vllm_config = config()
-        vllm_config.instance_id = f"engine {next(NUMBERS)}"
-        vllm_config.kv_transfer_config = SimpleNamespace(
-            kv_load_failure_policy="fail",
-            kv_connector_extra_config={"pool": pool_name, "timeout_ms": 5000} | extra,
-        )
-        vllm_config.kv_events_config = SimpleNamespace(enable_kv_cache_events=events)
-        self.config = vllm_config
-        tensors, self.memory = layer_major(LAYERS, BLOCKS, BLOCK_TOKENS, 8)
-        caches = cache_config(spec(page_size_bytes=64), num_blocks=BLOCKS, layers=LAYERS)
-        make, role = module.BelugaConnector, fake_vllm.Role
-        self.scheduler: Any = make(vllm_config, role.SCHEDULER, caches)
-        self.worker: Any = make(vllm_config, role.WORKER, caches)
-        self.manager = fake_vllm.KVCacheManager()
-        self.block_ids = self.manager.block_ids
-        self.scheduler._kv_cache_manager = self.manager
-        assert self.worker.get_handshake_metadata() is None
-        self.worker.register_kv_caches(tensors)
-        self.scheduler.set_xfer_handshake_metadata_pp_aware(
-            {(0, 0): self.worker.get_handshake_metadata()}
-        )
-        if wait:
-            connections = self.worker._worker.load_connection, self.worker._worker.save_connection
-            assert all(
-                connection.wait(LONG_S) for connection in (self.scheduler._connection, *connections)
-            )
-
-    def start(self, made: Any, first: int) -> tuple[int, bool]:
-        """Start a request in blocks from ``first`` on. Returns what the pool should provide."""
-        matched: tuple[int, bool] = self.scheduler.get_num_new_matched_tokens(made, 0)
-        ids = list(range(first, first + made.num_tokens // BLOCK_TOKENS + 1))
-        self.block_ids[made.request_id] = ids
-        blocks = SimpleNamespace(get_block_ids=lambda: (ids,))
-        self.scheduler.update_state_after_alloc(made, blocks, matched[0])
-        made.num_computed_tokens = matched[0]
-        return matched
-
-    def step(self, made: Any, *, fill: int | None = None, preempted: Any = None) -> None:
-        """Run a forward pass for all remaining tokens of a request. It writes ``fill`` into the
-        blocks.
-        """
-        tokens = made.num_tokens - made.num_computed_tokens
-        output = SimpleNamespace(
-            num_scheduled_tokens={made.request_id: tokens}, preempted_req_ids=preempted
-        )
-        metadata = self.scheduler.build_connector_meta(output)
-        made.num_computed_tokens += tokens
-        made.num_in_flight_tokens += tokens
-        self.worker.handle_preemptions(metadata)
-        self.worker.bind_connector_metadata(metadata)
-        self.worker.start_load_kv(None)
-        self.worker.wait_for_layer_load("layer.0")
-        if fill is not None:
-            self.memory[:, self.block_ids[made.request_id]] = fill
-        self.worker.save_kv_layer("layer.0", None, None)
-        self.worker.wait_for_save()
-        made.num_in_flight_tokens -= tokens
-
-    def report(self, *, invalid: set[int] | None = None) -> Any:
-        """Pass the worker's report after a step to the scheduler."""
-        meta = self.worker.build_connector_worker_meta()
-        self.scheduler.update_connector_output(
-            SimpleNamespace(kv_connector_worker_meta=meta, invalid_block_ids=invalid or set())
-        )
-        return meta
-
-    def finish(self, made: Any) -> bool:
-        """End a request. If its blocks are held, wait until they are saved. Returns whether they
-        were.
-        """
-        held, parameters = self.scheduler.request_finished(made, self.block_ids[made.request_id])
-        assert parameters is None
-        self.report()
-        self.worker.bind_connector_metadata(
-            self.scheduler.build_connector_meta(
-                SimpleNamespace(num_scheduled_tokens={}, preempted_req_ids=())
-            )
-        )
-        assert not self.scheduler.has_pending_push_work()
-        if held:
-            sent: set[str] = set()
-            finished = {made.request_id}
-
-            def ended() -> bool:
-                sent.update(self.worker.get_finished(finished)[0] or ())
-                return sent == {made.request_id}
-
-            assert eventually(ended, LONG_S)
-        return bool(held)
-
-    def run(self, made: Any, first: int, fill: int) -> int:
-        """Run a whole request. Returns the tokens that the pool provided."""
-        tokens, _ = self.start(made, first)
-        self.step(made, fill=fill if tokens == 0 else None)
-        self.finish(made)
-        self.report()
-        return tokens
-
-    def close(self) -> None:
-        self.scheduler.shutdown()
-        self.worker.shutdown()
-
-
-@pytest.fixture
-def pool(shm: Path) -> Iterator[Pool]:
-    """A small pool, with the lanes that it has by default."""
-    paths = [shm / "a", shm / "b"]
-    with Pool.create(paths, device_size=64 << 20, sparse=True) as pool:
-        yield pool
-
-
-@pytest.fixture
-def requested() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def make(
-    monkeypatch: pytest.MonkeyPatch, pool_name: str, requested: list[str]
-) -> Iterator[Callable[..., Engine]]:
-    fake_vllm.installed(monkeypatch, requested)
-    made: list[Engine] = []
-
-    def make(**options: Any) -> Engine:
-        made.append(Engine(pool_name, **options))
-        return made[-1]
-
-    yield make
-    for engine in made:
-        engine.close()
-    for name in fake_vllm.OURS:
-        sys.modules.pop(f"beluga.connectors.vllm.{name}", None)
+Make = Callable[..., Engine]
 
 
 def test_one_engine_loads_blocks_saved_by_another(
-    server: IndexServer, make: Callable[..., Engine], requested: list[str]
+    server: IndexServer, pool: Pool, make: Make, vllm: list[str]
 ) -> None:
     engine, other = make(), make()
+    assert engine.config.kv_transfer_config.kv_load_failure_policy == "recompute"
+    assert engine.scheduler.requires_kv_delivery is False
     assert engine.run(request("a", TOKENS), 3, fill=7) == 0
     made = request("b", TOKENS)
     assert other.start(made, 8) == (5 * BLOCK_TOKENS, False)
@@ -193,22 +54,15 @@ def test_one_engine_loads_blocks_saved_by_another(
     assert other.report().report.loaded == {"b": Loaded(1, 5)}
     assert not other.finish(made)
     assert other.worker.build_connector_worker_meta() is None
-    assert requested == ["amx", "amx"]
-
-
-def test_two_engines_use_a_quarter_of_a_small_pools_lanes(
-    server: IndexServer, pool: Pool, make: Callable[..., Engine]
-) -> None:
-    for engine in (make(), make()):
-        engine.run(request("a", TOKENS), 3, fill=7)
-    assert server.stat().live_count == 8
-    assert pool.geometry.lane_count == 32
+    assert vllm == ["amx", "amx"]
+    assert (server.stat().live_count, pool.geometry.lane_count) == (8, 32), "a quarter of the lanes"
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    for device in pool.devices:  # the server runs in this process, too
+        assert sum(line.endswith(f" {device.path}") for line in lines) == 1
 
 
 @pytest.mark.parametrize("load", ["auto", "sync", "async"])
-def test_a_hit_costs_two_calls_of_the_server(
-    server: IndexServer, make: Callable[..., Engine], load: str
-) -> None:
+def test_a_hit_costs_two_calls_of_the_server(server: IndexServer, make: Make, load: str) -> None:
     """The scheduler's side looks up and releases; the worker makes no call."""
     make().run(request("a", TOKENS), 3, fill=7)
     other, made = make(load=load), request("b", TOKENS)
@@ -217,7 +71,7 @@ def test_a_hit_costs_two_calls_of_the_server(
     assert server.stat().call_count == before + 1
     other.step(made)
     if load == "async":
-        assert eventually(lambda: other.worker.get_finished(set()) == (None, {"b"}), LONG_S)
+        wait_for(lambda: other.worker.get_finished(set()) == (None, {"b"}))
     assert server.stat().call_count == before + 1
     other.report()
     assert server.stat().call_count == before + 2
@@ -225,7 +79,7 @@ def test_a_hit_costs_two_calls_of_the_server(
 
 
 def test_the_first_prompt_after_a_start_hits_the_pool(
-    server: IndexServer, make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make().run(request("a", TOKENS), 3, fill=7)
     waits = threading.Event()
@@ -255,7 +109,7 @@ def test_the_first_prompt_after_a_start_hits_the_pool(
 
 
 def test_without_a_pool_an_engine_starts_and_computes(
-    make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "SETTLE_S", LONG_S)  # no caller waits that long
     engine = make(wait=False, timeout_ms=50, retry_s=LONG_S)
@@ -264,19 +118,7 @@ def test_without_a_pool_an_engine_starts_and_computes(
     assert engine.scheduler.get_kv_connector_stats().data["lookup_failures"] == 1
 
 
-def test_asynchronous_loads_complete(server: IndexServer, make: Callable[..., Engine]) -> None:
-    engine, other = make(), make(load="async")
-    engine.run(request("a", TOKENS), 0, fill=7)
-    made = request("b", TOKENS)
-    assert other.start(made, 8) == (5 * BLOCK_TOKENS, True)
-    other.step(made)
-    assert eventually(lambda: other.worker.get_finished(set()) == (None, {"b"}), LONG_S)
-    assert (other.memory[:, 8:13] == 7).all()
-
-
-def test_a_load_that_fails_names_its_blocks(
-    server: IndexServer, make: Callable[..., Engine]
-) -> None:
+def test_a_load_that_fails_names_its_blocks(server: IndexServer, make: Make) -> None:
     engine, other = make(), make()
     engine.run(request("a", TOKENS), 0, fill=7)
     made = request("b", TOKENS)
@@ -293,9 +135,7 @@ def test_a_load_that_fails_names_its_blocks(
     assert other.scheduler.get_num_new_matched_tokens(made, 0) == (0, False)
 
 
-def test_after_a_reset_every_lookup_misses(
-    server: IndexServer, make: Callable[..., Engine]
-) -> None:
+def test_after_a_reset_every_lookup_misses(server: IndexServer, make: Make) -> None:
     engine, other = make(), make()
     engine.run(request("a", TOKENS), 0, fill=7)
     assert other.scheduler.reset_cache() is True
@@ -306,13 +146,12 @@ def test_after_a_reset_every_lookup_misses(
     assert (engine.memory[:, 8:13] == 7).all()
 
 
-def test_blocks_are_announced_when_they_are_in_the_pool(
-    server: IndexServer, make: Callable[..., Engine]
-) -> None:
+def test_blocks_are_announced_when_they_are_in_the_pool(server: IndexServer, make: Make) -> None:
     engine, silent = make(events=True), make()
-    made = request("a", TOKENS, lora=None)
+    made = request("a", TOKENS, images=[(MARK + "cat", 5), (MARK + "dog", 6), (MARK + "cow", 15)])
     engine.run(made, 0, fill=1)
-    first, second, *others = list(engine.scheduler.take_events())
+    announced = list(engine.scheduler.take_events())
+    first, second, *others = announced
     assert (first.block_hashes, first.parent_block_hash) == ([made.block_hashes[0][:8]], None)
     assert (first.token_ids, first.block_size) == (TOKENS[:BLOCK_TOKENS], BLOCK_TOKENS)
     assert (first.medium, first.lora_id, first.lora_name) == ("SHARED", None, None)
@@ -320,24 +159,17 @@ def test_blocks_are_announced_when_they_are_in_the_pool(
     assert first.kv_cache_spec_sliding_window is None
     assert second.parent_block_hash == made.block_hashes[0][:8]
     assert len(others) == 3
+    assert [event.extra_keys for event in announced] == [
+        *([None], [((MARK + "cat", 1), (MARK + "dog", 2))], [None], [((MARK + "cow", 3),)], [None])
+    ]
     assert list(engine.scheduler.take_events()) == []
     silent.run(request("b", [9] * 21), 0, fill=1)
     assert list(silent.scheduler.take_events()) == []
 
 
-def test_an_engine_maps_the_pool_once(
-    server: IndexServer, pool: Pool, make: Callable[..., Engine]
-) -> None:
-    engine = make()
-    engine.run(request("a", TOKENS), 0, fill=1)
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    for device in pool.devices:  # the server runs in this process, too
-        assert sum(line.endswith(f" {device.path}") for line in lines) == 1
-
-
 @pytest.mark.parametrize("name", ["", "tuned", "secret"])
 def test_announcements_distinguish_salted_blocks_from_others(
-    server: IndexServer, pool: Pool, make: Callable[..., Engine], tmp_path: Path, name: str
+    server: IndexServer, pool: Pool, make: Make, tmp_path: Path, name: str
 ) -> None:
     msgspec = pytest.importorskip("msgspec")
     engine = make(events=True)
@@ -364,22 +196,8 @@ def test_announcements_distinguish_salted_blocks_from_others(
     assert sorted(names["tokens_hash"].tolist()) == sorted(salted.local(TOKENS))
 
 
-def test_images_are_announced_with_the_blocks_that_show_them(
-    server: IndexServer, make: Callable[..., Engine]
-) -> None:
-    engine = make(events=True)
-    engine.run(
-        request("a", TOKENS, images=[(MARK + "cat", 5), (MARK + "dog", 6), (MARK + "cow", 15)]),
-        0,
-        fill=1,
-    )
-    assert [event.extra_keys for event in engine.scheduler.take_events()] == [
-        *([None], [((MARK + "cat", 1), (MARK + "dog", 2))], [None], [((MARK + "cow", 3),)], [None])
-    ]
-
-
 def test_loaded_tokens_and_seconds_are_reported_to_the_server(
-    monkeypatch: pytest.MonkeyPatch, server: IndexServer, make: Callable[..., Engine]
+    monkeypatch: pytest.MonkeyPatch, server: IndexServer, make: Make
 ) -> None:
     monkeypatch.setattr(report, "INTERVAL_S", 0.0)
     engine, other = make(), make(prefill_b_ms=250.0)
@@ -393,7 +211,7 @@ def test_loaded_tokens_and_seconds_are_reported_to_the_server(
 
 
 def test_a_preempted_request_is_no_longer_saved(
-    server: IndexServer, make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make()
     cancelled: list[list[str]] = []
@@ -406,9 +224,7 @@ def test_a_preempted_request_is_no_longer_saved(
     assert cancelled == [["z"]]
 
 
-def test_seconds_and_blocks_are_counted_for_each_process(
-    server: IndexServer, make: Callable[..., Engine]
-) -> None:
+def test_seconds_and_blocks_are_counted_for_each_process(server: IndexServer, make: Make) -> None:
     engine, other = make(), make()
     engine.run(request("a", TOKENS), 0, fill=1)
     other.run(request("a", TOKENS), 0, fill=2)
@@ -433,7 +249,7 @@ def test_seconds_and_blocks_are_counted_for_each_process(
 
 
 def test_a_scheduler_reports_the_space_of_its_blocks(
-    pool: Pool, server: IndexServer, make: Callable[..., Engine]
+    pool: Pool, server: IndexServer, make: Make
 ) -> None:
     engine = make()
     space = engine.scheduler.get_kv_connector_stats().data["space"]
@@ -446,15 +262,7 @@ def test_a_scheduler_reports_the_space_of_its_blocks(
     assert {f"{number:016x}" for number in names["name"]["space"].tolist()} == {space}
 
 
-def test_the_engine_computes_blocks_that_cannot_be_loaded(
-    server: IndexServer, make: Callable[..., Engine]
-) -> None:
-    engine = make()
-    assert engine.config.kv_transfer_config.kv_load_failure_policy == "recompute"
-    assert engine.scheduler.requires_kv_delivery is False
-
-
-def test_reports_of_two_ranks_add_up(server: IndexServer, make: Callable[..., Engine]) -> None:
+def test_reports_of_two_ranks_add_up(server: IndexServer, make: Make) -> None:
     first, other = make(), make()
     first.run(request("a", TOKENS), 0, fill=1)
     reports = []
@@ -467,7 +275,7 @@ def test_reports_of_two_ranks_add_up(server: IndexServer, make: Callable[..., En
     assert reports[0].report.loaded == {"b": Loaded(2, 5)}
 
 
-def test_no_call_is_made_after_the_end(server: IndexServer, make: Callable[..., Engine]) -> None:
+def test_no_call_is_made_after_the_end(server: IndexServer, make: Make) -> None:
     engine = make()
     engine.run(request("a", TOKENS), 0, fill=1)
     assert server.stat().live_count == 4  # lookups, saves, and two for loads
@@ -482,21 +290,14 @@ def test_no_call_is_made_after_the_end(server: IndexServer, make: Callable[..., 
     worker.handle_preemptions(SimpleNamespace(orders=None))
 
 
-def test_a_hash_that_is_not_reproducible_is_rejected(
-    make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+def test_engines_that_cannot_share_blocks_get_a_clear_error(
+    server: IndexServer, make: Make
 ) -> None:
-    usual = config()
-    usual.cache_config.prefix_caching_hash_algo = "builtin"
-    monkeypatch.setattr(sys.modules[__name__], "config", lambda: usual)
+    unusual = config()
+    unusual.cache_config.prefix_caching_hash_algo = "builtin"
     with pytest.raises(ConnectorError, match="prefix-caching-hash-algo"):
-        make()
-
-
-def test_a_vllm_without_a_bound_cache_manager_gets_a_clear_error(
-    server: IndexServer, make: Callable[..., Engine]
-) -> None:
-    engine = make()
-    made = request("a", TOKENS)
+        make(vllm_config=unusual)
+    engine, made = make(), request("a", TOKENS)
     engine.start(made, 0)
     engine.scheduler._kv_cache_manager = None
     engine.step(made)
@@ -504,21 +305,14 @@ def test_a_vllm_without_a_bound_cache_manager_gets_a_clear_error(
         engine.step(made)
 
 
-def test_the_handshake_is_logged_with_its_result(
-    server: IndexServer, make: Callable[..., Engine], caplog: pytest.LogCaptureFixture
+def test_the_handshake_is_logged_and_its_ranks_are_in_order(
+    server: IndexServer, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     engine = make()
     digest = engine.worker._namespace.digest.hex()[:8]
     size = engine.memory[:, 0].nbytes
     assert f"blocks of 4 tokens, {size} bytes on each of 1 ranks; namespace {digest}" in caplog.text
-
-
-def test_parts_of_ranks_are_requested_in_rank_order(
-    server: IndexServer, make: Callable[..., Engine]
-) -> None:
-    engine = make()
-
     kind = type(engine.worker.get_handshake_metadata())
 
     def rank(name: str) -> Any:
@@ -533,7 +327,7 @@ def test_parts_of_ranks_are_requested_in_rank_order(
 
 
 def test_after_another_connectors_handshake_ranks_are_known_from_their_first_reports(
-    server: IndexServer, make: Callable[..., Engine]
+    server: IndexServer, make: Make
 ) -> None:
     """MultiConnector gives every connector the handshake of the first one that has any."""
     engine, other = make(), make()
@@ -545,7 +339,7 @@ def test_after_another_connectors_handshake_ranks_are_known_from_their_first_rep
 
 
 def test_the_namespace_is_that_of_the_rank_and_its_settings(
-    server: IndexServer, make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+    server: IndexServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digests = {make().worker._namespace.digest, make(salt="secret").worker._namespace.digest}
     state = sys.modules["vllm.distributed.parallel_state"]
@@ -562,7 +356,7 @@ def test_the_namespace_is_that_of_the_rank_and_its_settings(
     assert make().worker._namespace.digest in digests
 
 
-def test_figures_of_another_process_are_merged(make: Callable[..., Engine]) -> None:
+def test_figures_of_another_process_are_merged(make: Make) -> None:
     kind = type(make(wait=False, timeout_ms=50).scheduler)
     assert kind.build_kv_connector_stats({"loads": 2}).data == {"loads": 2}
     assert kind.build_kv_connector_stats().data == {}
@@ -572,7 +366,7 @@ def test_figures_of_another_process_are_merged(make: Callable[..., Engine]) -> N
     assert metrics.arguments == given
 
 
-def test_the_connector_is_registered_once(make: Callable[..., Engine]) -> None:
+def test_the_connector_is_registered_once(make: Make) -> None:
     from beluga.connectors.vllm import plugin
 
     plugin.register()
@@ -584,3 +378,100 @@ def test_the_connector_is_registered_once(make: Callable[..., Engine]) -> None:
     assert getattr(importlib.import_module(module), class_name) is package.BelugaConnector
     with pytest.raises(AttributeError, match="has no attribute Beluga"):
         _ = package.Beluga
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_failed_load_is_a_miss_even_through_wrapping_connectors(wrapped: bool) -> None:
+    """vLLM's MultiConnector gives each child a copy of the configuration."""
+
+    def transfer() -> Any:
+        return SimpleNamespace(kv_load_failure_policy="fail")
+
+    def made(config: Any) -> bool:
+        return policy.recompute_failed_loads(config)
+
+    def made_by_another(config: Any) -> bool:
+        own = copy.copy(config)
+        own.kv_transfer_config = transfer()
+        return made(own)
+
+    usual = config()
+    usual.kv_transfer_config = transfer()
+    assert (made_by_another if wrapped else made)(usual) is wrapped
+    assert usual.kv_transfer_config.kv_load_failure_policy == "recompute"
+
+
+@pytest.mark.parametrize(("device", "count"), [("cpu", 1), ("cuda", 0)])
+def test_amx_is_requested_where_the_engine_computes_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, device: str, count: int
+) -> None:
+    calls: list[Any] = []
+    cpu = SimpleNamespace(_init_amx=lambda: calls.append(1))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cpu=cpu))
+    policy.permit_amx(device)
+    assert len(calls) == count
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cpu=SimpleNamespace()))
+    policy.permit_amx(device)  # a torch without tiles
+
+
+# ---- Counters, as vLLM adds them up, logs them and exports them to Prometheus.
+
+
+@pytest.fixture
+def stats(vllm: list[str]) -> Any:
+    return importlib.import_module("beluga.connectors.vllm.stats")
+
+
+def test_stats_are_summed_until_a_log_line_shows_and_resets_them(stats: Any) -> None:
+    counted = stats.BelugaStats(data={"loads": 1, "load_s": 0.123456, "lookups": 0})
+    other = stats.BelugaStats(data={"loads": 2, "save_blocks": 7})
+    assert counted.aggregate(other) is counted
+    assert counted.data == {"loads": 3, "load_s": 0.123456, "save_blocks": 7, "lookups": 0}
+    assert counted.reduce() == {"load_s": 0.1235, "loads": 3, "save_blocks": 7}
+    space = stats.BelugaStats(data={"space": "00ff"})
+    assert not space.is_empty()
+    assert counted.aggregate(space).aggregate(space).data["space"] == "00ff"
+    assert "space" not in counted.reduce()
+    assert not counted.is_empty()
+    counted.reset()
+    assert counted.is_empty()
+    assert stats.BelugaStats(data={"loads": 0}).is_empty()
+
+
+def metrics_of(stats: Any, registry: CollectorRegistry, engines: int = 1) -> Any:
+    kinds = {kind: functools.partial(kind, registry=registry) for kind in (Counter, Gauge)}
+    labels = {number: ["model", str(number)] for number in range(engines)}
+    return stats.BelugaMetrics(object(), kinds, ["model_name", "engine"], labels)
+
+
+def test_each_engine_has_separate_counters(stats: Any) -> None:
+    registry = CollectorRegistry()
+    metrics = metrics_of(stats, registry, engines=2)
+    metrics.observe({"load_blocks": 3, "load_s": 0.5, "unknown": 1, "loads": 0}, 1)
+    metrics.observe({"load_blocks": 2})
+    metrics.observe({"load_blocks": 2, "space": "00ff"}, 1)
+    page = generate_latest(registry).decode()
+    expected = {
+        'load_blocks_total{engine="1",model_name="model"} 5.0',
+        'load_blocks_total{engine="0",model_name="model"} 2.0',
+        'load_seconds_total{engine="1",model_name="model"} 0.5',
+        'space_info{engine="1",model_name="model",space="00ff"} 1.0',
+    }
+    lines = [line.removeprefix("beluga_vllm_") for line in page.splitlines()]
+    assert expected <= set(lines)
+    assert "# HELP beluga_vllm_load_blocks_total Beluga: blocks loaded." in lines
+
+
+def test_promtool_reports_no_error(stats: Any) -> None:
+    registry = CollectorRegistry()
+    metrics_of(stats, registry).observe({**dict.fromkeys(stats.NAMES, 1), "space": "00ff"})
+    assert complaints(generate_latest(registry)) == []
+
+
+def test_a_second_engine_in_a_process_registers_its_metrics(stats: Any) -> None:
+    for _ in range(2):
+        metrics = stats.BelugaMetrics(object(), {Counter: Counter, Gauge: Gauge}, ["e"], {0: ["0"]})
+        metrics.observe({"loads": 3, "space": "00ff"})
+        assert REGISTRY.get_sample_value("beluga_vllm_loads_total", {"e": "0"}) == 3
+    stats.forget_collectors()
+    assert REGISTRY.get_sample_value("beluga_vllm_loads_total", {"e": "0"}) is None

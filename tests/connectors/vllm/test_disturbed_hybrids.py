@@ -9,21 +9,31 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from real_engines import (
+    SAVED_S,
+    Site,
+    answer,
+    check_hashes,
+    child_of,
+    forget,
+    hybrid_models,
+    hybrid_prompt,
+    made_site,
+    remove,
+    running,
+    saved_digests,
+    several,
+    start_hybrid,
+    wait_until,
+)
 
 from beluga import KVCache, Namespace, Pool
-from beluga.kvcache import known_namespaces
-from tests.connectors.vllm.conftest import FOLDER, Site, wait_until
-from tests.connectors.vllm.test_engines import check_hashes, forget
-from tests.connectors.vllm.test_hybrid_engines import SAVED_S, answer, made, saved, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -61,21 +71,15 @@ class Scene:
         self.load()
         dtype = "bfloat16" if name in STATES else "float32"
         step = STEPS.get(name, 512)
-        self.calm = start(site, model, f"{name}-calm", dtype=dtype, max_num_batched_tokens=step)
-        pool = {"pool": ":".join(map(str, site.paths)), "timeout_ms": 2000, "retry_s": 0.2}
+        self.calm = start_hybrid(
+            site, model, f"{name}-calm", dtype=dtype, max_num_batched_tokens=step
+        )
         children = [
-            {
-                "kv_connector": "DictConnector",
-                "kv_connector_extra_config": {"position": "first"},
-            },
-            {"kv_connector": "HashingConnector", "kv_connector_extra_config": pool},
-            {
-                "kv_connector": "DictConnector",
-                "kv_connector_extra_config": {"position": "last"},
-            },
+            child_of("DictConnector", position="first"),
+            site.connector("HashingConnector"),
+            child_of("DictConnector", position="last"),
         ]
-        both = {"kv_role": "kv_both", "kv_connector_module_path": "hybrid_siblings"}
-        self.tight = start(
+        self.tight = start_hybrid(
             site,
             model,
             f"{name}-tight",
@@ -86,11 +90,8 @@ class Scene:
             max_num_batched_tokens=step,
             scheduler_reserve_full_isl=False,  # requests start that do not fit, and are preempted
             num_gpu_blocks_override=BLOCKS[name],
-            kv_transfer_config={
-                **both,
-                "kv_connector": "MultiConnector",
-                "kv_connector_extra_config": {"connectors": [child | both for child in children]},
-            },
+            # the module has the counters of this engine
+            kv_transfer_config=several(*children) | {"kv_connector_module_path": "siblings"},
         )
         self.engines = (self.calm, self.tight)
 
@@ -116,38 +117,24 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def models(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hybrids")
-    command = [vllm_python, FOLDER / "hybrid_models.py", folder, *BLOCKS]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
-    return folder
+    return hybrid_models(vllm_python, tmp_path_factory.mktemp("hybrids"), *BLOCKS)
 
 
 @pytest.fixture(scope="module")
 def small_site(memory_root: Path, vllm_python: str, tiny_model: Path) -> Iterator[Site]:
-    folder = Path(tempfile.mkdtemp(prefix="beluga-vllm-test-", dir=memory_root))
-    devices = [folder / "a", folder / "b"]
-    Pool.create(devices, device_size=POOL_BYTES, lane_count=32, block_bytes=8 << 10).close()
-    site = Site(folder, devices, vllm_python, tiny_model)
-    disk = folder / "disk"
-    disk.mkdir()
-    try:
+    geometry = {"device_size": POOL_BYTES, "block_bytes": 8 << 10}
+    with made_site(memory_root, vllm_python, tiny_model, **geometry) as site:
+        disk = site.folder / "disk"
+        disk.mkdir()
         site.serve("--disk", str(disk), "--disk-bytes", "256M", "--offload", "wait")
         yield site
-    finally:
-        site.close()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module", params=BLOCKS)
 def scene(request: pytest.FixtureRequest, small_site: Site, models: Path) -> Iterator[Scene]:
     scene = Scene(small_site, models / request.param, request.param)
-    try:
-        for engine in scene.engines:
-            engine.ready()
+    with running(scene.engines):
         yield scene
-    finally:
-        for engine in scene.engines:
-            engine.kill()
 
 
 def distance(reply: dict[str, Any], right: dict[int, Any]) -> float:
@@ -160,8 +147,8 @@ def distance(reply: dict[str, Any], right: dict[int, Any]) -> float:
 def prompts(scene: Scene, seed: int, count: int) -> list[list[int]]:
     """Return prompts of several lengths, some of which share a prefix."""
     chance = random.Random(seed)
-    shared = made(scene.name, seed=seed)
-    tokens = [made(scene.name, seed=seed + 1 + number) for number in range(count // 2)]
+    shared = hybrid_prompt(scene.name, seed=seed)
+    tokens = [hybrid_prompt(scene.name, seed=seed + 1 + number) for number in range(count // 2)]
     tokens += [shared[: chance.randint(600, 900)] + prompt[:200] for prompt in tokens]
     return [fitting(scene.name, prompt[: chance.randint(700, len(prompt))]) for prompt in tokens]
 
@@ -175,7 +162,7 @@ def fitting(name: str, tokens: list[int]) -> list[int]:
 
 
 def test_other_connectors_do_not_change_the_output(scene: Scene) -> None:
-    tokens = made(scene.name, seed=20)
+    tokens = hybrid_prompt(scene.name, seed=20)
     right = scene.right(tokens)
     modes = [
         {"first": "off", "last": "off"},
@@ -250,7 +237,7 @@ def test_interrupted_requests_leave_nothing_behind(scene: Scene, how: str) -> No
 
 
 def test_a_prompt_that_only_a_disk_has_is_loaded(scene: Scene) -> None:
-    tokens = made(scene.name, seed=90)
+    tokens = hybrid_prompt(scene.name, seed=90)
     right = scene.right(tokens)
     scene.calm.generate(tokens)
     forget(scene.calm)
@@ -263,7 +250,7 @@ def test_a_prompt_that_only_a_disk_has_is_loaded(scene: Scene) -> None:
 
 
 def test_a_full_pool_only_costs_time(scene: Scene) -> None:
-    tokens = made(scene.name, seed=95)
+    tokens = hybrid_prompt(scene.name, seed=95)
     right = scene.right(tokens)
     with Pool.open(scene.site.paths) as pool, KVCache(pool, namespace=Namespace({"f": 1})) as cache:
         fill(cache)
@@ -282,18 +269,14 @@ def test_a_full_pool_only_costs_time(scene: Scene) -> None:
 
 def forget_pool(scene: Scene) -> None:
     """Remove all blocks from the pool and the disk, of every engine."""
-    digests = list(dict.fromkeys(saved(scene.site)))
-    with Pool.open(scene.site.paths) as pool:
-        for namespace in known_namespaces(pool.runtime_dir):
-            with KVCache(pool, namespace=Namespace(namespace.fields)) as cache:
-                cache.remove(digests)
+    remove(scene.site, *dict.fromkeys(saved_digests(scene.site)))
 
 
 def sink(scene: Scene, seed: int) -> None:
     """Save other prompts until the pool has evicted all earlier blocks."""
     before = scene.site.stat()
     for number in range(40):
-        scene.calm.generate(made(scene.name, seed=1000 * seed + number))
+        scene.calm.generate(hybrid_prompt(scene.name, seed=1000 * seed + number))
         forget(scene.calm)
         if scene.site.stat().evict_count >= before.evict_count + before.block_count:
             return

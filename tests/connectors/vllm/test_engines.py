@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Real engines on one pool, with faults between them: KV is never wrong.
+"""Real engines on one pool, with faults between them: KV is never wrong, and each saved block is
+announced once.
 
 Weights are float32. Then what an engine computes after a hit equals what it computes without a
 cache, token by token, and the tests can compare. (In bfloat16 it does not, even with vLLM's own
@@ -10,106 +11,78 @@ prefix cache, because chunks of other shapes are rounded differently.)
 from __future__ import annotations
 
 import contextlib
+import json
 import random
+import subprocess
+from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from beluga_bench.vllm.process import ChildError, Engine
 from beluga_bench.vllm.prompts import prompt
-from support.forge import read, write
-
-from beluga import Pool
-from tests.connectors.vllm.conftest import TOKENS, Site, wait_until
+from real_engines import (
+    BLOCK,
+    FOLDER,
+    SAVED_S,
+    TOKENS,
+    Engines,
+    Site,
+    check_hashes,
+    forget,
+    running,
+    wait_until,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-BLOCK = 128
-SAVED_S = 60.0
 
-
-class Engines:
-    """Three engines: one only computes, one saves and loads, and one loads in parallel to its
-    forward passes.
-    """
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
-        self.plain = site.engine("plain", connector=None)
-        self.a = site.engine("a", connector={})
-        self.b = site.engine("b", connector={"load": "async"})
-        self.all = (self.plain, self.a, self.b)
-
-    def recomputed(self, tokens: list[int]) -> list[int]:
-        """Return the answer of an engine without any cache."""
-        forget(self.plain)
-        answer: list[int] = self.plain.generate(tokens)["tokens"]
-        return answer
-
-    def saved(self, tokens: list[int], engine: Engine | None = None) -> dict[str, Any]:
-        """Compute a prompt and save its blocks."""
-        engine = engine or self.a
-        before = done(engine)
-        reply = engine.generate(tokens)
-        wanted = len(tokens) // BLOCK - reply["cached_tokens"] // BLOCK
-        wait_until(lambda: done(engine) >= before + wanted, SAVED_S, "saving")
-        return reply
-
-
-def done(engine: Engine) -> float:
-    """Return how many blocks need no save any more, for any reason."""
-    engine.call("idle")
-    figures = engine.call("figures")["figures"]
-    return (
-        sum(figures[f"save_{what}_blocks"] for what in ("present", "skipped"))
-        + (figures["save_blocks"])
+def test_saved_blocks_are_announced_once(site: Site) -> None:
+    endpoint = f"ipc://{site.folder}/events"
+    received = site.folder / "events.log"
+    command = [site.python, FOLDER / "vllm_role.py", "subscribe", endpoint]
+    with received.open("w") as log:
+        subscriber = subprocess.Popen(command, stdout=log, stderr=subprocess.DEVNULL)
+    engine = site.engine(
+        "announcer",
+        connector={},
+        kv_events_config={
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": endpoint,
+        },
     )
+
+    def shared() -> Counter[tuple[int, ...]]:
+        lines = [json.loads(line) for line in received.read_text().splitlines()[1:]]
+        assert all(line[2:] == [BLOCK, "full_attention"] for line in lines)
+        return Counter(tuple(tokens) for medium, tokens, *_ in lines if medium == "SHARED")
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(subscriber.wait)
+        stack.callback(subscriber.kill)
+        stack.enter_context(running([engine]))
+        wait_until(lambda: received.read_text().startswith("ready"), 120, "the subscriber")
+        tokens = prompt(TOKENS, seed=1)
+        blocks = {tuple(tokens[i : i + BLOCK]) for i in range(0, TOKENS - 1, BLOCK)}
+        engine.generate(tokens)
+
+        def announced() -> bool:
+            engine.call("idle")  # a worker reports its saves with the next step
+            engine.generate(tokens[:5])
+            return set(shared()) == blocks
+
+        wait_until(announced, 60, f"{len(blocks)} blocks; received: {received.read_text()[:500]}")
+        assert set(shared().values()) == {1}
+        engine.generate(tokens)  # the blocks are offered again but are not new
+        engine.generate(tokens[:5])
+        assert set(shared().values()) == {1}
 
 
 @pytest.fixture(scope="module")
 def engines(site: Site) -> Iterator[Engines]:
     engines = Engines(site)
-    try:
-        for engine in engines.all:
-            engine.ready()
+    with running(engines.all):
         yield engines
-    finally:
-        for engine in engines.all:
-            engine.kill()
-
-
-def forget(engine: Engine) -> None:
-    """Empty the engine's own prefix cache after its saves have ended."""
-
-    def emptied() -> bool:
-        engine.call("idle")
-        return bool(engine.call("reset")["reset"])
-
-    wait_until(emptied, SAVED_S, "the engine's own cache to be emptied")
-
-
-def check_hashes(site: Site, *, salted: bool = False, since: int = 0) -> int:
-    """Check that every loaded block has exactly the bytes that were saved under its name, and that
-    no two names that were saved after line ``since`` have the same bytes, except for prompts that
-    were ``salted``. Returns how many loads there were.
-    """
-    saved: dict[str, set[str]] = {}
-    recent: set[str] = set()
-    loads = 0
-    for number, line in enumerate(site.hashes.read_text().splitlines()):
-        what, digest, content = line.split()
-        if what == "save":
-            saved.setdefault(digest, set()).add(content)
-            if number >= since and not salted:
-                recent.add(digest)
-        else:
-            loads += 1
-            assert content in saved.get(digest, set()), f"{digest}: loaded what nobody saved"
-    owner: dict[str, str] = {}
-    for digest in recent:
-        for content in saved[digest]:
-            assert owner.setdefault(content, digest) == digest, "one block under two names"
-    return loads
 
 
 def test_a_second_engine_hits_blocks_saved_by_the_first(engines: Engines) -> None:
@@ -203,9 +176,7 @@ def test_engines_killed_while_they_save_and_load_leave_a_clean_pool(engines: Eng
     site = engines.site
     saver = site.engine("saver", connector={}, crash="put.payload_streamed:3:kill")
     loader = site.engine("loader", connector={"salt": "tenant"}, crash="get.copied:1:kill")
-    try:
-        saver.ready()
-        loader.ready()
+    with running([saver, loader]):
         tokens = prompt(TOKENS, seed=8)
         engines.saved(tokens)
         assert engines.b.generate(tokens)["cached_tokens"] == TOKENS - 1
@@ -213,9 +184,6 @@ def test_engines_killed_while_they_save_and_load_leave_a_clean_pool(engines: Eng
         assert loader.generate(tokens)["cached_tokens"] == 0, "another tenant's blocks were found"
         dies(loader, [tokens] * 6)  # finds the blocks that it has saved itself
         wait_until(lambda: site.pinned() == 0, 30, "the dead engine's pins to go")
-    finally:
-        saver.kill()
-        loader.kill()
     checked = site.check()
     assert checked.returncode == 0, checked.stdout + checked.stderr
     for seed in (8, 900):
@@ -226,15 +194,13 @@ def test_engines_killed_while_they_save_and_load_leave_a_clean_pool(engines: Eng
 
 
 def test_damaged_blocks_are_computed_again(engines: Engines) -> None:
-    """This is the last test here, because its damage in other prompts' blocks remains."""
+    """This is the last test with these engines, because its damage in other prompts' blocks
+    remains.
+    """
     prompts = {engines.a: prompt(TOKENS, seed=3), engines.b: prompt(TOKENS, seed=33)}
     for tokens in prompts.values():
         engines.saved(tokens)
-    with Pool.open(engines.site.paths) as pool:
-        geometry = pool.geometry
-        for offset in range(geometry.data_offset, geometry.size, 64 << 10):
-            line = read(pool, offset)
-            write(pool, offset, bytes([line[0] ^ 1]) + line[1:])
+    engines.site.damage()
     for engine, tokens in prompts.items():  # before the forward, and during others
         forget(engine)
         reply = engine.generate(tokens)

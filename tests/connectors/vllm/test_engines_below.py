@@ -7,18 +7,25 @@ differ: the engines have their usual settings, and find in the tier what the poo
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from beluga_bench.vllm.process import Engine
 from beluga_bench.vllm.prompts import prompt
+from real_engines import (
+    BLOCK,
+    SAVED_S,
+    TOKENS,
+    Engines,
+    Site,
+    check_hashes,
+    forget,
+    made_site,
+    running,
+    wait_until,
+)
 
-from beluga import Pool
-from tests.connectors.vllm.conftest import TOKENS, Site, wait_until
-from tests.connectors.vllm.test_engines import BLOCK, SAVED_S, Engines, check_hashes, forget
 from tests.tiers.remote_stores import RedisServer, need_redis_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -30,27 +37,15 @@ CAPACITY_PROMPTS = 3  # prompts for which the pool has space, at most
 @pytest.fixture(scope="module")
 def small_site(memory_root: Path, vllm_python: str, tiny_model: Path) -> Iterator[Site]:
     """A pool for three prompts, which is not served yet."""
-    folder = Path(tempfile.mkdtemp(prefix="beluga-vllm-test-", dir=memory_root))
-    devices = [folder / "a", folder / "b"]
-    Pool.create(devices, device_size=40 << 20, lane_count=32).close()
-    site = Site(folder, devices, vllm_python, tiny_model)
-    try:
+    with made_site(memory_root, vllm_python, tiny_model) as site:
         yield site
-    finally:
-        site.close()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
 def engines(small_site: Site) -> Iterator[Engines]:
     engines = Engines(small_site)
-    try:
-        for engine in engines.all:
-            engine.ready()
+    with running(engines.all):
         yield engines
-    finally:
-        for engine in engines.all:
-            engine.kill()
 
 
 @contextlib.contextmanager

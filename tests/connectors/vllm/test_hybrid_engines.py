@@ -10,26 +10,28 @@ small models rarely the tokens.
 from __future__ import annotations
 
 import functools
-import subprocess
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from beluga_bench.vllm.process import Engine
-from beluga_bench.vllm.prompts import prompt
-from support.forge import read, write
-
-from beluga import KVCache, Namespace, Pool
-from beluga.kvcache import known_namespaces
-from tests.connectors.vllm.conftest import FOLDER, Site, wait_until
-from tests.connectors.vllm.test_engines import check_hashes, forget
+from real_engines import (
+    SAVED_S,
+    Site,
+    answer,
+    check_hashes,
+    forget,
+    hybrid_models,
+    hybrid_prompt,
+    remove,
+    running,
+    saved_digests,
+    start_hybrid,
+    wait_until,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-TOKENS = 1100
-SAVED_S = 60.0
 PAGE = 128 * 2 * 2 * 64 * 2  # of a layer: tokens, K and V, heads, their size, bytes
 # By model: the tokens of a hit, the blocks that it loads, and their bytes.
 HITS = {
@@ -43,24 +45,7 @@ HITS = {
 
 @pytest.fixture(scope="module")
 def models(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hybrids")
-    command = [vllm_python, FOLDER / "hybrid_models.py", folder, *HITS]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
-    return folder
-
-
-def start(site: Site, model: Path, name: str, **more: Any) -> Engine:
-    given = {
-        "connector": {},
-        "model": str(model),
-        "skip_tokenizer_init": True,
-        "max_model_len": 4096,
-        "max_num_batched_tokens": 512,
-        "max_num_seqs": 8,
-        "kv_cache_memory_bytes": 64 << 20,
-        "dtype": "bfloat16",
-    }
-    return site.engine(name, **(given | more))
+    return hybrid_models(vllm_python, tmp_path_factory.mktemp("hybrids"), *HITS)
 
 
 @pytest.fixture(scope="module", params=HITS)
@@ -69,18 +54,9 @@ def pair(
 ) -> Iterator[tuple[str, Engine, Engine]]:
     """Two engines with the same model."""
     name = request.param
-    engines = [start(site, models / name, f"{name}-{suffix}") for suffix in "ab"]
-    try:
-        for engine in engines:
-            engine.ready()
+    engines = [start_hybrid(site, models / name, f"{name}-{suffix}") for suffix in "ab"]
+    with running(engines):
         yield name, engines[0], engines[1]
-    finally:
-        for engine in engines:
-            engine.kill()
-
-
-def answer(reply: dict[str, Any]) -> Any:
-    return reply["tokens"], reply["logprobs"]
 
 
 def test_a_hit_in_the_pool_equals_a_hit_in_the_engines_cache(
@@ -89,7 +65,7 @@ def test_a_hit_in_the_pool_equals_a_hit_in_the_engines_cache(
     name, a, b = pair
     # Other tests salted the prompts of engines on this site.
     since = len(site.hashes.read_text().splitlines()) if site.hashes.exists() else 0
-    tokens = made(name, seed=7)
+    tokens = hybrid_prompt(name, seed=7)
     cached, blocks, size = HITS[name]
     assert a.generate(tokens)["cached_tokens"] == 0
     local = a.generate(tokens)
@@ -119,8 +95,8 @@ def test_a_common_prefix_is_resumed_from_the_pool(
 ) -> None:
     """The second of them exceeds the engine's own cache; vLLM keeps windows and states there."""
     name, a, b = pair
-    common = made(name, seed=10)[: HITS[name][0]]
-    first, second, third = (common + made(name, seed=seed)[:300] for seed in (11, 12, 13))
+    common = hybrid_prompt(name, seed=10)[: HITS[name][0]]
+    first, second, third = (common + hybrid_prompt(name, seed=seed)[:300] for seed in (11, 12, 13))
     for each in (first, second):
         a.generate(each, salt="local")
         a.generate(each)
@@ -135,14 +111,14 @@ def test_blocks_evicted_from_any_group_only_cost_time(
     site: Site, pair: tuple[str, Engine, Engine]
 ) -> None:
     name, a, b = pair
-    tokens = made(name, seed=8)
-    before = len(saved(site))
+    tokens = hybrid_prompt(name, seed=8)
+    before = len(saved_digests(site))
     cold = a.generate(tokens)
     forget(a)
-    digests = saved(site)[before:]
+    digests = saved_digests(site)[before:]
     warm = b.generate(tokens)
     for digest in digests:
-        remove(site, digest)
+        assert remove(site, digest) == 1
         forget(b)
         reply = b.generate(tokens)
         assert answer(reply) == answer(warm if reply["cached_tokens"] else cold)
@@ -154,13 +130,10 @@ def test_damaged_blocks_and_a_killed_server_only_cost_time(
     site: Site, pair: tuple[str, Engine, Engine]
 ) -> None:
     name, a, b = pair
-    tokens = made(name, seed=9)
+    tokens = hybrid_prompt(name, seed=9)
     cold = a.generate(tokens)
     forget(a)
-    with Pool.open(site.paths) as pool:
-        for offset in range(pool.geometry.data_offset, pool.geometry.size, 4 << 10):
-            line = read(pool, offset)
-            write(pool, offset, bytes([line[0] ^ 1]) + line[1:])
+    site.damage(4 << 10)
     reply = b.generate(tokens)
     assert reply["figures"]["mismatches"] >= 1
     assert reply["cached_tokens"] == 0
@@ -179,7 +152,7 @@ def test_a_prompt_is_resumed_inside_a_block(
     """With --prefix-match-unit vLLM keeps a copy of the state there. A request of one token ends
     before vLLM copies it.
     """
-    engine, tokens = fine(name), made(name, seed=20 + count)
+    engine, tokens = fine(name), hybrid_prompt(name, seed=20 + count)
     assert engine.generate(tokens, max_tokens=count)["cached_tokens"] == 0
     local = engine.generate(tokens)
     assert local["cached_tokens"] == 1024
@@ -200,7 +173,7 @@ def fine(site: Site, models: Path) -> Iterator[Callable[[str], Engine]]:
 
     def start_once(name: str) -> Engine:
         if name not in made:
-            made[name] = start(site, models / name, f"{name}-fine", prefix_match_unit=128)
+            made[name] = start_hybrid(site, models / name, f"{name}-fine", prefix_match_unit=128)
             made[name].ready()
         return made[name]
 
@@ -210,10 +183,9 @@ def fine(site: Site, models: Path) -> Iterator[Callable[[str], Engine]]:
 
 
 def test_each_adapter_has_separate_blocks_of_a_hybrid_model(site: Site, models: Path) -> None:
-    engine = start(site, models / "gemma3", "adapters", enable_lora=True, max_lora_rank=8)
-    tokens = made("gemma3", seed=14)
-    try:
-        engine.ready()
+    engine = start_hybrid(site, models / "gemma3", "adapters", enable_lora=True, max_lora_rank=8)
+    tokens = hybrid_prompt("gemma3", seed=14)
+    with running([engine]):
         answers = []
         for adapter in (None, *(str(models / f"gemma3-adapter-{number}") for number in (1, 2))):
             shared = functools.partial(_hits, engine, adapter)
@@ -227,34 +199,11 @@ def test_each_adapter_has_separate_blocks_of_a_hybrid_model(site: Site, models: 
             assert answer(far) == answer(local)
             answers.append(answer(far))
         assert answers[0] != answers[1] != answers[2] != answers[0]
-    finally:
-        engine.kill()
 
 
 def _hits(engine: Engine, adapter: str | None) -> bool:
     """Return whether blocks of an adapter are shared."""
-    tokens = made("gemma3", seed=15)
+    tokens = hybrid_prompt("gemma3", seed=15)
     engine.generate(tokens, adapter=adapter)
     forget(engine)
     return bool(engine.generate(tokens, adapter=adapter)["cached_tokens"])
-
-
-def made(name: str, seed: int) -> list[int]:
-    """Return a prompt for one model, in the small vocabulary."""
-    return [10 + token % 490 for token in prompt(TOKENS, seed=zlib.crc32(name.encode()) + seed)]
-
-
-def saved(site: Site) -> list[bytes]:
-    """Return the digests of all blocks that engines have saved, in order."""
-    lines = [line.split() for line in site.hashes.read_text().splitlines()]
-    return [bytes.fromhex(digest) for what, digest, _ in lines if what == "save"]
-
-
-def remove(site: Site, digest: bytes) -> None:
-    """Remove a block from the pool, of every engine."""
-    with Pool.open(site.paths) as pool:
-        removed = 0
-        for namespace in known_namespaces(pool.runtime_dir):
-            with KVCache(pool, namespace=Namespace(namespace.fields)) as cache:
-                removed += cache.remove([digest])
-    assert removed == 1

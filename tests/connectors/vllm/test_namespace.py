@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Namespaces: engines that differ in anything that changes a block never share one."""
+"""Namespaces and names of blocks: engines that differ in anything that changes a block share none,
+and neither do requests with media that only a client has named.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,17 +16,29 @@ from typing import Any
 import fake_vllm
 import numpy as np
 import pytest
-from vllm_parts import COMMIT, Tensor, cache_config, config, layer_major, spec
+from real_engines import in_vllm
+from scene import LOGGER, LONG_S
+from vllm_parts import (
+    BLOCK_TOKENS,
+    COMMIT,
+    Tensor,
+    cache_config,
+    config,
+    layer_major,
+    request,
+    spec,
+)
 
+from beluga import Namespace
 from beluga.connectors.identity import config_fields
+from beluga.connectors.vllm import media
 from beluga.connectors.vllm.cachegroup import CacheGroup, CacheGroups
+from beluga.connectors.vllm.counters import ConnectorCounters
 from beluga.connectors.vllm.identity import check_hashing, identify, namespace
 from beluga.connectors.vllm.layout import GroupLayout
+from beluga.connectors.vllm.lookups import Lookups
+from beluga.connectors.vllm.media import MARK, ContentHash, mark_contents, private_from
 from beluga.errors import ConnectorError
-from beluga.kvcache import Namespace
-
-LOGGER = logging.getLogger("test")
-LONG_S = 60.0
 
 
 def digest(**changes: Any) -> bytes:
@@ -76,21 +88,15 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_identical_engines_share_blocks() -> None:
-    assert digest() == digest()
-    assert digest(hf={"_name_or_path": "/elsewhere"}) == digest()
+def test_only_identical_engines_share_blocks() -> None:
+    usual = digest()
+    assert digest() == usual
+    assert digest(hf={"_name_or_path": "/elsewhere"}) == usual
     paths_and_ranks = {"model": "/elsewhere", "download_dir": "/cache", "tensor_parallel_size": 2}
-    assert digest(**paths_and_ranks) == digest()  # the namespace has the rank's part of a block
-
-
-@pytest.mark.parametrize("name", DIFFERENCES)
-def test_engines_that_differ_do_not_share_blocks(name: str) -> None:
-    assert digest(**DIFFERENCES[name]) != digest()
-
-
-def test_all_differences_have_different_identities() -> None:
-    digests = {digest(**change) for change in DIFFERENCES.values()}
-    assert len(digests) == len(DIFFERENCES)
+    assert digest(**paths_and_ranks) == usual  # the namespace has the rank's part of a block
+    digests = {name: digest(**change) for name, change in DIFFERENCES.items()}
+    assert [name for name, each in digests.items() if each == usual] == []
+    assert len(set(digests.values())) == len(DIFFERENCES)
 
 
 @pytest.mark.parametrize(
@@ -220,33 +226,15 @@ def test_values_that_cannot_be_compared_are_rejected(value: Any) -> None:
     assert config_fields(made, identity="a") != config_fields(made, identity="b")
 
 
-@pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor", "builtin"])
-def test_hashes_that_are_not_reproducible_are_rejected(algorithm: str) -> None:
-    check_hashing("sha256")
-    with pytest.raises(ConnectorError, match="--prefix-caching-hash-algo sha256"):
-        check_hashing(algorithm)
-
-
-def test_one_group_of_full_attention_is_served() -> None:
+def test_one_group_of_full_attention_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", fake_vllm.torch([]))
     group = CacheGroup(config(), cache_config(spec()))
     assert group.block_size == 4
     assert set(group.layers()) == {"layer.0", "layer.1"}
     CacheGroup(config(), cache_config(spec("MLAAttentionSpec")))
-
-
-@pytest.mark.parametrize(
-    "specs",
-    [
-        (spec(), spec("SlidingWindowSpec")),
-        (spec("MambaSpec"),),
-        (spec("SlidingWindowSpec"),),
-        (spec("ChunkedLocalAttentionSpec"),),
-        (),
-    ],
-)
-def test_other_groups_are_refused(specs: tuple[Any, ...]) -> None:
-    with pytest.raises(ConnectorError, match="supported"):
-        CacheGroup(config(), cache_config(*specs))
+    groups = CacheGroups(config(), cache_config(spec()))
+    assert (groups.hybrid, groups.block_size) == (False, 4)
+    assert (groups.layers(), groups.packing()) == (group.layers(), group.packing())
 
 
 @dataclasses.dataclass
@@ -271,12 +259,44 @@ def hybrid(*specs: Any, scratch: Any = None) -> Any:
     return made
 
 
-def test_one_group_of_full_attention_is_not_a_hybrid() -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
-    groups = CacheGroups(config(), cache_config(spec()))
-    assert (groups.hybrid, groups.block_size) == (False, 4)
-    assert groups.layers() == CacheGroup(config(), cache_config(spec())).layers()
-    assert groups.packing() == CacheGroup(config(), cache_config(spec())).packing()
+REFUSED: list[tuple[Any, dict[str, int], Any, str]] = [
+    (CacheGroup, {}, cache_config(spec(), spec("SlidingWindowSpec")), "supported"),
+    (CacheGroup, {}, cache_config(spec("MambaSpec")), "supported"),
+    (CacheGroup, {}, cache_config(spec("SlidingWindowSpec")), "supported"),
+    (CacheGroup, {}, cache_config(spec("ChunkedLocalAttentionSpec")), "supported"),
+    (CacheGroup, {}, cache_config(), "supported"),
+    (
+        CacheGroup,
+        {},
+        cache_config(spec(kv_cache_specs={"a": spec(), "b": spec("MambaSpec")})),
+        "b has a MambaSpec",
+    ),
+    (CacheGroups, {}, hybrid(spec(), spec("CrossAttentionSpec")), "layer.1 has a CrossAttention"),
+    (CacheGroups, {}, hybrid(spec(), MambaSpec("none")), "--enable-prefix-caching"),
+    *(
+        (CacheGroups, {field: 2}, hybrid(spec(), MambaSpec()), f"{field} is 2")
+        for field in ("pipeline_parallel_size", "decode_context_parallel_size")
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes", "groups", "message"), REFUSED)
+def test_groups_that_cannot_be_shared_are_refused(
+    kind: Any, changes: dict[str, int], groups: Any, message: str
+) -> None:
+    with pytest.raises(ConnectorError, match=message):
+        kind(config(**changes), groups)
+
+
+def test_scales_and_hashes_of_one_engine_are_refused() -> None:
+    made = config()
+    made.cache_config.calculate_kv_scales = True
+    with pytest.raises(ConnectorError, match="calculate_kv_scales"):
+        CacheGroup(made, cache_config(spec()))
+    check_hashing("sha256")
+    for algorithm in ("xxhash", "xxhash_cbor", "builtin"):
+        with pytest.raises(ConnectorError, match="--prefix-caching-hash-algo sha256"):
+            check_hashing(algorithm)
 
 
 @pytest.mark.parametrize(
@@ -297,22 +317,6 @@ def test_every_property_of_a_window_or_state_changes_the_identity() -> None:
     assert windows[0] != windows[1]
 
 
-@pytest.mark.parametrize(
-    ("changes", "wrong", "reason"),
-    [
-        ({}, spec("CrossAttentionSpec"), "layer.1 has a CrossAttentionSpec"),
-        ({}, MambaSpec(mamba_cache_mode="none"), "--enable-prefix-caching"),
-        ({"pipeline_parallel_size": 2}, MambaSpec(), "pipeline_parallel_size is 2"),
-        ({"decode_context_parallel_size": 2}, MambaSpec(), "decode_context_parallel_size is 2"),
-    ],
-)
-def test_hybrids_that_cannot_be_shared_are_refused(
-    changes: dict[str, int], wrong: Any, reason: str
-) -> None:
-    with pytest.raises(ConnectorError, match=reason):
-        CacheGroups(config(**changes), hybrid(spec(), wrong))
-
-
 def test_overlapping_groups_have_separate_layouts() -> None:
     memory = np.zeros((8, 32), np.uint16)  # a page of 64 bytes
     tensors = {
@@ -325,13 +329,6 @@ def test_overlapping_groups_have_separate_layouts() -> None:
     start = memory.ctypes.data
     assert full.fragments([3]).tolist() == [[start + 3 * 64, 64]]
     assert state.fragments([3]).tolist() == [[start + 3 * 64, 24]]
-
-
-def test_scales_computed_by_one_engine_are_rejected() -> None:
-    made = config()
-    made.cache_config.calculate_kv_scales = True
-    with pytest.raises(ConnectorError, match="calculate_kv_scales"):
-        CacheGroup(made, cache_config(spec()))
 
 
 def layers(**fields: Any) -> dict[str, str]:
@@ -361,13 +358,8 @@ def test_layers_with_different_contents_have_different_identities(
 def test_a_group_may_declare_the_kind_of_each_layer() -> None:
     both = spec(kv_cache_specs={"a": spec(), "b": spec("MLAAttentionSpec")})
     layers = CacheGroup(config(), cache_config(both)).layers()
-    assert (layers["a"].split()[0], layers["b"].split()[0]) == (
-        "FullAttentionSpec",
-        "MLAAttentionSpec",
-    )
-    wrong = spec(kv_cache_specs={"a": spec(), "b": spec("MambaSpec")})
-    with pytest.raises(ConnectorError, match="b has a MambaSpec"):
-        CacheGroup(config(), cache_config(wrong))
+    kinds = [layers[name].split()[0] for name in "ab"]
+    assert kinds == ["FullAttentionSpec", "MLAAttentionSpec"]
 
 
 def test_blocks_have_the_size_that_hashes_cover() -> None:
@@ -411,10 +403,126 @@ def test_real_configurations_of_equal_engines_are_equal(vllm_python: str, tiny_m
     """Every field that a process or a host sets by itself is in the list of those that do not
     count; if one of a new release was missing there, no two engines would share a block.
     """
-    command = [vllm_python, Path(__file__).with_name("config_pairs.py"), tiny_model]
-    content = json.loads(subprocess.check_output(command, text=True).splitlines()[-1])
+    content = in_vllm(vllm_python, "config_pairs", str(tiny_model))
     equal = ["the same", "another port", "a prefill engine", "other steps", "two ranks"]
     assert {name: content.pop(name) for name in (*equal, "another name", "files")} == {
         name: [] for name in (*equal, "another name", "files")
     }
     assert all(content.values()), content
+
+
+MEDIA_TOKENS = list(range(6 * BLOCK_TOKENS))
+CONTENT, NAME = MARK + 64 * "0", 64 * "0"  # a client's name may look like a hash
+
+
+# ---- Media: blocks whose hash contains a client's name for an image are private to a process.
+
+
+class Inputs:
+    """vLLM's ProcessorInputs: items, and the names that clients gave to some."""
+
+    def __init__(self, items: list[Any], uuids: list[str | None] | None) -> None:
+        items_of_image = SimpleNamespace(get_all_items_for_hash=lambda: items)
+        self.mm_data_items = {"image": items_of_image}
+        self.mm_uuid_items = None if uuids is None else {"image": uuids}
+
+    def get_mm_hashes(self, model_id: str) -> dict[str, list[str]]:
+        items = self.mm_data_items["image"].get_all_items_for_hash()
+        names = (self.mm_uuid_items or {}).get("image") or [None] * len(items)
+        return {
+            "image": [name or f"{model_id}{item}" for item, name in zip(items, names, strict=True)]
+        }
+
+
+class Processor:
+    """vLLM's InputProcessor."""
+
+    def _get_mm_identifier(self, mm_hash: str, lora: str | None) -> str:
+        return mm_hash if lora is None else f"{lora}:{mm_hash}"
+
+
+@pytest.fixture
+def marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install the marking of contents in these two classes."""
+    for kind, name in ((Inputs, "get_mm_hashes"), (Processor, "_get_mm_identifier")):
+        monkeypatch.setattr(kind, name, getattr(kind, name))
+    owners = {media._INPUTS: Inputs, media._PROCESSOR: Processor}
+    monkeypatch.setattr(media, "_owner_of", lambda where: owners[where])
+    mark_contents()
+    mark_contents()  # a second call does nothing
+
+
+def identifiers(
+    items: list[Any], uuids: list[str | None] | None, lora: str | None = None
+) -> list[str]:
+    hashes = Inputs(items, uuids).get_mm_hashes("m")["image"]
+    return [Processor()._get_mm_identifier(digest, lora) for digest in hashes]
+
+
+def test_content_hashes_are_marked_and_client_names_are_not(marked: None) -> None:
+    assert identifiers(["a", "b"], [None, "cat"]) == [f"{MARK}ma", "cat"]
+    assert identifiers(["a"], None) == [f"{MARK}ma"]
+    assert identifiers(["a"], [None], lora="x") == [f"x:{MARK}ma"]
+
+
+@pytest.mark.parametrize("name", [MARK + "ma", f"x:{MARK}ma", MARK + MARK + "ma"])
+def test_clients_cannot_forge_the_mark(marked: None, name: str) -> None:
+    for lora in (None, "x"):
+        (identifier,) = identifiers(["a"], [name], lora)
+        assert MARK not in identifier
+        made = Processor()._get_mm_identifier(name, lora)  # with the types of a client's tokens
+        assert MARK not in made
+
+
+def test_a_marked_hash_is_plain_text_for_other_code() -> None:
+    assert ContentHash("a") == "a" and hash(ContentHash("a")) == hash("a")
+
+
+def test_a_vllm_without_these_functions_shares_no_media(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media, "_owner_of", lambda where: None)
+    mark_contents()
+    made = request("r", MEDIA_TOKENS, images=[(NAME, 5)])
+    assert private_from(made, BLOCK_TOKENS) == 1
+
+
+def lookups() -> Lookups:
+    """Make the lookups of an engine process."""
+    connection: Any = SimpleNamespace()
+    made = Lookups(
+        connection, ConnectorCounters(), block_size=BLOCK_TOKENS, logger=logging.getLogger("t")
+    )
+    made.ranks = (Namespace.of("rank"),)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("images", "shared"),
+    [
+        ([], 6),
+        ([(CONTENT, 9)], 6),
+        ([(NAME, 9)], 2),
+        ([(CONTENT, 2), (NAME, 12)], 3),
+        ([(NAME, 0), (CONTENT, 12)], 0),
+        ([("", 4)], 1),
+        ([(f"x:{CONTENT}", 9)], 6),  # with an adapter's name before it
+        ([(f"{MARK}x:cat", 9)], 2),  # an adapter whose name has the mark
+    ],
+)
+def test_blocks_after_the_first_client_name_are_private_to_the_process(
+    images: list[tuple[str, int]], shared: int
+) -> None:
+    own, other = lookups(), lookups()
+    made = request("r", MEDIA_TOKENS, images=images)
+    first, second = own.digests(made, 0, 6), other.digests(made, 0, 6)
+    assert first[:shared] == second[:shared]
+    assert not set(first[shared:]) & set(second[shared:])
+    assert first == own.digests(request("s", MEDIA_TOKENS, images=images), 0, 6)
+    for start in range(6):  # each part like the whole
+        assert own.digests(made, start, 6) == first[start:]
+
+
+def test_a_private_block_has_another_hash_after_a_reset() -> None:
+    own, made = lookups(), request("r", MEDIA_TOKENS, images=[(NAME, 0)])
+    before = own.digests(made, 0, 6)
+    own.reset()
+    assert not set(before) & set(own.digests(made, 0, 6))

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,21 @@ import pytest
 from beluga_bench.harness.machine import cores
 from beluga_bench.vllm.process import Engine
 from beluga_bench.vllm.prompts import prompt
-
-from tests.connectors.vllm.conftest import FOLDER, TOKENS, Site, wait_until
-from tests.connectors.vllm.test_engines import check_hashes, forget
+from real_engines import (
+    BLOCK,
+    TOKENS,
+    Site,
+    answer,
+    check_hashes,
+    forget,
+    hybrid_models,
+    small,
+    wait_until,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-BLOCKS = TOKENS // 128
+BLOCKS = TOKENS // BLOCK
 HIT = TOKENS - 1
 CLOSE = 1e-3  # ranks add in another order
 # vLLM's rotary kernel for CPUs reads and writes wrong places of a part of a wider tensor, which the
@@ -61,11 +68,6 @@ def stored(
     return after.block_bytes - before.block_bytes, local
 
 
-def small(seed: int) -> list[int]:
-    """Return a prompt in the small vocabulary of a model of ``hybrid_models``."""
-    return [10 + token % 490 for token in prompt(TOKENS, seed=seed)]
-
-
 def assert_hits(engine: Engine, tokens: list[int], like: dict[str, Any]) -> None:
     """Check that an engine finds a prompt that another one has computed, and gets its answer. The
     loaded blocks also serve the next request, bit for bit.
@@ -73,7 +75,7 @@ def assert_hits(engine: Engine, tokens: list[int], like: dict[str, Any]) -> None
     far = engine.generate(tokens)
     assert far["cached_tokens"] == HIT
     near = engine.generate(tokens)
-    assert (near["tokens"], near["logprobs"]) == (far["tokens"], far["logprobs"])
+    assert answer(near) == answer(far)
     assert far["tokens"] == like["tokens"]
     common = far["logprobs"].keys() & like["logprobs"].keys()
     assert len(common) >= len(like["logprobs"]) - 1  # the last candidates may be equally likely
@@ -119,10 +121,8 @@ def test_two_ranks_and_one_find_each_other_s_blocks(site: Site, engines: list[En
 def test_latent_attention_is_stored_once_for_all_ranks(
     site: Site, vllm_python: str, tmp_path: Path
 ) -> None:
-    command = [vllm_python, FOLDER / "hybrid_models.py", tmp_path, "deepseek_v2"]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
     options = {
-        "model": str(tmp_path / "deepseek_v2"),
+        "model": str(hybrid_models(vllm_python, tmp_path, "deepseek_v2") / "deepseek_v2"),
         "skip_tokenizer_init": True,
         "max_model_len": 4096,
         "max_num_batched_tokens": 512,
@@ -139,7 +139,7 @@ def test_latent_attention_is_stored_once_for_all_ranks(
         two, single = engines
         blocks = HIT // 16  # of 16 tokens
         for seed, storer, finder in ((4, two, single), (5, single, two)):
-            tokens = small(seed)
+            tokens = small(TOKENS, seed)
             _, own = stored(site, finder, tokens, blocks, salt="own")
             size, local = stored(site, storer, tokens, blocks)
             assert size == HIT * 3 * (512 + 64) * 4  # tokens, layers, values, bytes
@@ -147,7 +147,7 @@ def test_latent_attention_is_stored_once_for_all_ranks(
             assert_hits(finder, tokens, local)
             forget(storer)
             again = storer.generate(tokens)
-            assert (again["tokens"], again["logprobs"]) == (local["tokens"], local["logprobs"])
+            assert answer(again) == answer(local)
         check_hashes(site)  # each rank has exactly the bytes that one of the others stored
     finally:
         for engine in engines:

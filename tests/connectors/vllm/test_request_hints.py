@@ -4,20 +4,14 @@
 
 from __future__ import annotations
 
-import json
-import logging
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import fake_vllm
 import pytest
+from real_engines import in_vllm
+from scene import LOGGER, TOKENS, Engine
 from support.blocks import eventually
-from test_connector import TOKENS, Engine
 from vllm_parts import BLOCK_TOKENS, extend, request
 
 from beluga import IndexServer, KVCache, Pool
@@ -30,32 +24,7 @@ from beluga.errors import BadTypeError, BadValueError
 from beluga.kvcache import HintResult
 
 BLOCK_BYTES = 4096  # space of a block in the pool: one page
-ROOT = Path(__file__).resolve().parents[3]
-
 Make = Callable[..., Engine]
-
-
-@pytest.fixture
-def pool(shm: Path) -> Iterator[Pool]:
-    paths = [shm / "a", shm / "b"]
-    with Pool.create(paths, device_size=64 << 20, sparse=True) as pool:
-        yield pool
-
-
-@pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch, pool_name: str) -> Iterator[Make]:
-    fake_vllm.installed(monkeypatch)
-    made: list[Engine] = []
-
-    def make(**options: Any) -> Engine:
-        made.append(Engine(pool_name, **options))
-        return made[-1]
-
-    yield make
-    for engine in made:
-        engine.close()
-    for name in fake_vllm.OURS:
-        sys.modules.pop(f"beluga.connectors.vllm.{name}", None)
 
 
 class Given:
@@ -100,28 +69,15 @@ def test_blocks_that_a_request_saves_get_its_hint(
     server: IndexServer, make: Make, given: Given
 ) -> None:
     engine = make()
+    engine.run(request("plain", TOKENS[::-1]), 1, fill=7)
+    engine.run(hinted_request("empty", {}, further(TOKENS[::-1], 1)), 6, fill=8)
     engine.run(hinted_request("a", {"pin": True, "ttl": 60}), 1, fill=7)
-    assert given.take(1) == [(5, "normal", 60, True)]
+    assert given.take(1) == [(5, "normal", 60, True)], "the others were before it"
     assert server.hints().hint_count == 5
     assert server.hints().favored_bytes == 5 * BLOCK_BYTES
     assert engine.worker._worker.saves._counters.take()["hinted_blocks"] == 5
-
-
-def test_a_favoring_hint_without_a_time_ends_an_hour_after_the_last_use(
-    server: IndexServer, make: Make, given: Given
-) -> None:
-    make().run(hinted_request("a", {"priority": "high"}), 1, fill=7)
-    assert given.take(1) == [(5, "high", FAVOR_S, False)]
-
-
-def test_a_request_without_a_hint_hints_no_blocks(
-    server: IndexServer, make: Make, given: Given
-) -> None:
-    engine = make()
-    engine.run(request("a", TOKENS), 1, fill=7)
-    engine.run(hinted_request("b", {}, further(TOKENS, 1)), 6, fill=8)
-    engine.run(hinted_request("c", {"pin": True}, list(range(40))), 3, fill=8)
-    assert [count for count, *_ in given.take(1)] == [10], "the others were before it"
+    engine.run(hinted_request("b", {"priority": "high"}, list(range(40))), 3, fill=7)
+    assert given.take(1) == [(10, "high", FAVOR_S, False)], "an hour after the last use"
 
 
 def test_hit_blocks_are_favored_and_never_evicted_earlier(
@@ -185,7 +141,7 @@ def test_a_restarted_session_has_no_blocks_of_others(
 
 def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hints_module, "SESSIONS_MAX", 3)
-    requests = Requests(ConnectorCounters(), logging.getLogger("test"))
+    requests = Requests(ConnectorCounters(), LOGGER)
     made = request("a", TOKENS)
     for name in "0", "1", "2", "3", "4" * 300, 7:  # the last two are not names
         made.session_id = name
@@ -212,32 +168,35 @@ def test_a_preempted_request_hints_its_hits_once(
     assert given.take(1) == [(10, "low", None, False)], "nothing was hinted before it"
 
 
-@pytest.mark.parametrize(
-    ("priority", "hint"),
-    [(0, NO_HINT), (-1, RequestHint("high")), (5, RequestHint("low")), ("1", NO_HINT)],
-)
-def test_a_request_s_priority_is_its_hint_if_it_has_no_other(
-    priority: object, hint: RequestHint
+OURS = SimpleNamespace(action_type=ACTION, payload={"priority": "low"})
+OTHERS = SimpleNamespace(action_type="kv.fetch", payload={"peer": 1})
+PIN = {"beluga": {"pin": True}}
+FIELDS: list[tuple[dict[str, Any], RequestHint]] = [
+    ({"priority": 0}, NO_HINT),
+    ({"priority": -1}, RequestHint("high")),
+    ({"priority": 5, "kv_transfer_params": {"do_remote_prefill": False}}, RequestHint("low")),
+    ({"priority": "1"}, NO_HINT),
+    ({"priority": 5, "kv_transfer_params": PIN}, RequestHint(pin=True)),
+    *(({"kv_transfer_params": wrong}, NO_HINT) for wrong in ("beluga", ["beluga"], None, {})),
+    # a program's envelope
+    (
+        {"kv_transfer_params": PIN, "kv_hints": SimpleNamespace(actions=[OURS, OTHERS])},
+        RequestHint("low"),
+    ),
+    (
+        {"kv_transfer_params": PIN, "kv_hints": SimpleNamespace(actions=[OTHERS])},
+        RequestHint(pin=True),
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "hint"), FIELDS, ids=str)
+def test_a_request_s_hint_is_read_from_its_fields(
+    fields: dict[str, Any], hint: RequestHint
 ) -> None:
-    requests = Requests(ConnectorCounters(), logging.getLogger("test"))
     made = request("a", TOKENS)
-    made.priority = priority
-    assert requests.hint(made) == hint
-    made.kv_transfer_params = {"do_remote_prefill": False}
-    assert requests.hint(made) == hint
-    made.kv_transfer_params = {"beluga": {"pin": True}}
-    assert requests.hint(made) == RequestHint(pin=True)
-
-
-def test_a_program_s_envelope_has_hints_too() -> None:
-    requests = Requests(ConnectorCounters(), logging.getLogger("test"))
-    made = hinted_request("a", {"pin": True})
-    other = SimpleNamespace(action_type="kv.fetch", payload={"peer": 1})
-    ours = SimpleNamespace(action_type=ACTION, payload={"priority": "low"})
-    made.kv_hints = SimpleNamespace(actions=[ours, other])
-    assert requests.hint(made) == RequestHint("low")
-    made.kv_hints = SimpleNamespace(actions=[other])
-    assert requests.hint(made) == RequestHint(pin=True)
+    vars(made).update(fields)
+    assert Requests(ConnectorCounters(), LOGGER).hint(made) == hint
 
 
 WRONG = [
@@ -289,14 +248,6 @@ def test_a_malformed_hint_is_logged_and_the_request_continues(
     assert given.calls == []
 
 
-def test_parameters_that_are_not_an_object_are_ignored() -> None:
-    requests = Requests(ConnectorCounters(), logging.getLogger("test"))
-    made = request("a", TOKENS)
-    for parameters in "beluga", ["beluga"], None, {}:
-        made.kv_transfer_params = parameters
-        assert requests.hint(made) == NO_HINT
-
-
 def test_a_hostile_client_cannot_exceed_the_tenants_budget(
     pool: Pool, make: Make, given: Given
 ) -> None:
@@ -308,21 +259,18 @@ def test_a_hostile_client_cannot_exceed_the_tenants_budget(
         assert eventually(lambda: engine.worker._counters.take().get("hint_refused_blocks") == 5)
 
 
-def test_hints_dropped_by_a_full_queue_are_counted(
-    server: IndexServer, make: Make, monkeypatch: pytest.MonkeyPatch
+def test_hints_that_a_full_queue_or_a_lost_server_drops_are_counted(
+    pool: Pool, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saves = make().worker._worker.saves
-    monkeypatch.setattr("beluga.connectors.vllm.saves.HINTS_MAX", 0)
     hint = HintedBlocks(RequestHint(pin=True), bytes(96), 3)
-    saves.hint([hint])
-    assert saves._counters.take() == {"hint_skipped_blocks": 3}
-
-
-def test_hints_without_a_server_are_counted_and_ignored(pool: Pool, make: Make) -> None:
     with IndexServer(pool):
         engine = make(retry_s=60.0)
-    engine.worker._worker.save(Orders(hints=[HintedBlocks(RequestHint(pin=True), bytes(96), 3)]))
-    assert eventually(lambda: engine.worker._counters.take().get("hint_skipped_blocks") == 3)
+    counters = engine.worker._counters
+    engine.worker._worker.save(Orders(hints=[hint]))
+    assert eventually(lambda: counters.take().get("hint_skipped_blocks") == 3)
+    monkeypatch.setattr("beluga.connectors.vllm.saves.HINTS_MAX", 0)
+    engine.worker._worker.saves.hint([hint])
+    assert counters.take() == {"hint_skipped_blocks": 3}
 
 
 def prefetched(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -371,17 +319,7 @@ def test_prefetch_onboards_from_lower_tiers(server: IndexServer, make: Make, giv
 @pytest.mark.timeout(1500)  # the packages may have to be downloaded
 def test_hints_in_http_requests_reach_the_connector(vllm_python: str) -> None:
     """With vLLM's own classes, from the body of a request to the scheduler's request."""
-    made = subprocess.run(
-        [vllm_python, Path(__file__).with_name("hints_role.py")],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=250,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert made.returncode == 0, made.stderr[-2000:]
-    content = json.loads(made.stdout.splitlines()[-1])
-    assert content == {
+    assert in_vllm(vllm_python, "hints") == {
         "chat": ["normal", 600.0, True, True, True],
         "completion": ["low", None, False, False, True],
         "priority": ["high", None, False, False, False],

@@ -1,182 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The scheduler's side: which blocks are looked up, loaded and saved, and which never are."""
+"""The scheduler's side: which blocks are looked up, loaded, saved and announced, and when."""
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from scene import LONG_S, RANKS, TOKENS, Scheduler, names, pinned, rank_caches, store
 from support.blocks import eventually
-from vllm_parts import BLOCK_TOKENS, adapter, extend, no_extra_keys, request
+from support.memory_tier import MemoryTier, served
+from vllm_parts import BLOCK_TOKENS, adapter, extend, request
 
-from beluga import IndexServer, KVCache, Namespace
-from beluga.connectors.connection import Connection
+from beluga import IndexServer, KVCache, Pool
 from beluga.connectors.identity import Files
-from beluga.connectors.vllm.counters import ConnectorCounters
-from beluga.connectors.vllm.events import Announcements
-from beluga.connectors.vllm.lookups import Lookups
-from beluga.connectors.vllm.schedule import Schedule
+from beluga.connectors.vllm import events
+from beluga.connectors.vllm.load_timing import IDLE_LIMIT_S, LIMIT_S, LoadTiming
+from beluga.connectors.vllm.lookups import Worth
 from beluga.connectors.vllm.settings import VllmSettings
-from beluga.connectors.vllm.steps import Loaded, Orders, StepReport, StoredCounts
+from beluga.connectors.vllm.steps import Loaded, StepReport, StoredCounts
+from beluga.errors import ConnectorError
 
-RANKS = tuple(Namespace({"rank": rank}) for rank in range(2))
-BLOCKS = 200  # blocks per engine
-TOKENS = list(range(100, 100 + 5 * BLOCK_TOKENS + 1))  # five blocks and a token
-LONG_S = 60.0
+MakeScheduler = Callable[..., Scheduler]
 
 
-class Engine:
-    """A schedule with two ranks, and the engine's record of its requests' blocks."""
-
-    def __init__(self, pool_name: str, **changes: Any) -> None:
-        settings = VllmSettings(pool=pool_name, timeout_ms=500, retry_s=0.05, **changes)
-        self.connection = Connection(settings, name="lookups", logger=logging.getLogger("test"))
-        self.counters = ConnectorCounters()
-        self.lookups = Lookups(self.connection, self.counters)
-        self.lookups.ranks = RANKS
-        self.blocks: dict[str, list[int]] = {}
-        self.announcements = Announcements(rank_count=lambda: len(RANKS), block_size=BLOCK_TOKENS)
-        self.schedule = Schedule(
-            settings,
-            self.lookups,
-            self.counters,
-            block_size=BLOCK_TOKENS,
-            block_count=BLOCKS,
-            block_ids_of=lambda name: self.blocks.get(name, []),
-            extra_keys_of=no_extra_keys,
-            announcements=self.announcements,
-        )
-
-    def start(self, made: Any, *, computed: int = 0) -> int:
-        """Start a request. Returns the tokens that it loads."""
-        tokens, _ = self.schedule.matched_tokens(made, computed)
-        first = 10 * (len(self.blocks) + 1)
-        self.blocks.setdefault(made.request_id, list(range(first, first + 10)))
-        self.schedule.allocated(made, self.blocks[made.request_id], tokens)
-        made.num_computed_tokens = computed + tokens
-        return tokens
-
-    def step(self, made: Any, tokens: int, preempted: tuple[str, ...] = ()) -> Orders:
-        """Run a step that computes that many tokens of a request."""
-        orders = self.schedule.orders({made.request_id: tokens}, list(preempted))
-        made.num_computed_tokens += tokens
-        return orders
-
-    def saves(self, made: Any | None = None, tokens: int = 0) -> list[tuple[str, list[int]]]:
-        """Run a step of a request and an empty one, and return what they save."""
-        saves = self.step(made, tokens).saves if made is not None else []
-        return names(saves + self.schedule.orders({}, []).saves)
-
-    def loaded(
-        self,
-        name: str,
-        ranks: int = len(RANKS),
-        invalid: set[int] | None = None,
-        *,
-        blocks: int = 5,
-    ) -> None:
-        """Report that that many ranks have each loaded that many leading blocks of a request."""
-        self.schedule.reported(StepReport({name: Loaded(ranks, blocks)}), invalid or set())
-
-
-@pytest.fixture
-def engine(server: IndexServer, pool_name: str) -> Iterator[Engine]:
-    engine = Engine(pool_name)
-    assert engine.connection.wait(60)
-    yield engine
-    engine.connection.close()
-
-
-@pytest.fixture
-def caches(server: IndexServer, engine: Engine, pool: Any) -> Iterator[list[KVCache]]:
-    """A cache for each rank."""
-    made = [KVCache(pool, namespace=rank) for rank in RANKS]
-    yield made
-    for cache in made:
-        cache.close()
-
-
-def store(caches: list[KVCache], made: Any, *counts: int) -> None:
-    """Put that many leading blocks of a request for each rank."""
-    for cache, count in zip(caches, counts, strict=True):
-        cache.put(list(made.block_hashes[:count]), np.ones((count, 4096), dtype=np.uint8))
-
-
-def names(ranges: list[Any]) -> list[tuple[str, list[int]]]:
-    return [(span.request, span.block_ids) for span in ranges]
-
-
-def test_a_hit_is_what_every_rank_has(engine: Engine, caches: list[KVCache]) -> None:
+def test_a_hit_is_what_every_rank_has(engine: Scheduler, caches: list[KVCache]) -> None:
     made = request("r", TOKENS)
     store(caches, made, 4, 3)
     assert engine.start(made) == 3 * BLOCK_TOKENS
     (load,) = engine.step(made, 9).loads
     assert load.block_ids == [10, 11, 12]
     assert load.packed().tobytes() == b"".join(made.block_hashes[:3])
-
-
-def test_one_token_is_left_to_compute(engine: Engine, caches: list[KVCache]) -> None:
-    made = request("r", TOKENS[: 5 * BLOCK_TOKENS])
     store(caches, made, 5, 5)
-    assert engine.start(made) == 4 * BLOCK_TOKENS
+    last = request("s", TOKENS[: 5 * BLOCK_TOKENS])
+    assert engine.start(last) == 4 * BLOCK_TOKENS, "a token is left to compute"
+    later = request("t", TOKENS)
+    assert engine.start(later, computed=2 * BLOCK_TOKENS) == 3 * BLOCK_TOKENS
+    assert engine.step(later, 1).loads[1].block_ids == [32, 33, 34], "the engine has the others"
 
 
-def test_only_blocks_missing_in_the_engines_cache_are_loaded(
-    engine: Engine, caches: list[KVCache]
+def test_pins_are_released_and_hits_counted_when_all_ranks_have_loaded(
+    engine: Scheduler, caches: list[KVCache]
 ) -> None:
     made = request("r", TOKENS)
     store(caches, made, 5, 5)
-    assert engine.start(made, computed=2 * BLOCK_TOKENS) == 3 * BLOCK_TOKENS
-    assert engine.step(made, 1).loads[0].block_ids == [12, 13, 14]
-
-
-def test_before_the_ranks_are_known_every_lookup_misses(
-    engine: Engine, caches: list[KVCache]
-) -> None:
-    made = request("r", TOKENS)
-    store(caches, made, 5, 5)
-    engine.lookups.ranks = ()
-    assert engine.start(made) == 0
-
-
-def test_a_waiting_request_is_looked_up_once_and_its_hits_stay_pinned(
-    engine: Engine, caches: list[KVCache]
-) -> None:
-    made = request("r", TOKENS)
-    store(caches, made, 5, 5)
-    for _ in range(3):
+    for _ in range(3):  # it is looked up once while it waits
         assert engine.schedule.matched_tokens(made, 0) == (5 * BLOCK_TOKENS, False)
     assert engine.counters.take()["lookups"] == 1
-    assert caches[0].stat().pinned_count == 10
-
-
-def test_pins_are_released_when_all_ranks_have_loaded(
-    engine: Engine, caches: list[KVCache]
-) -> None:
-    made = request("r", TOKENS)
-    store(caches, made, 5, 5)
-    engine.start(made)
-    engine.step(made, 1)
-    engine.loaded("r", ranks=1)
-    assert caches[0].stat().pinned_count == 10
-    engine.loaded("r", ranks=1)
-    assert caches[0].stat().pinned_count == 0
-
-
-def test_hits_are_what_all_ranks_have_loaded(engine: Engine, caches: list[KVCache]) -> None:
-    made = request("r", TOKENS)
-    store(caches, made, 5, 5)
     engine.start(made)
     engine.step(made, 1)
     engine.loaded("r", ranks=1, blocks=5)
+    assert pinned(caches) == 10
     assert "hit_tokens" not in engine.counters.take()  # the load was only announced
     engine.loaded("r", ranks=1, blocks=2)
+    assert pinned(caches) == 0
     assert engine.counters.take()["hit_tokens"] == 2 * BLOCK_TOKENS
     dropped = request("dropped", TOKENS)
     engine.start(dropped)
@@ -186,21 +70,23 @@ def test_hits_are_what_all_ranks_have_loaded(engine: Engine, caches: list[KVCach
 
 @pytest.mark.parametrize("when", ["waiting", "refused", "loading"])
 def test_pins_are_released_with_the_request(
-    engine: Engine, caches: list[KVCache], when: str
+    engine: Scheduler, caches: list[KVCache], when: str
 ) -> None:
     made = request("r", TOKENS)
     store(caches, made, 5, 5)
     engine.schedule.matched_tokens(made, 0)
-    assert caches[0].stat().pinned_count == 10
+    assert pinned(caches) == 10
     if when == "refused":  # vLLM has decided not to load
         engine.schedule.allocated(made, list(range(10)), 0)
     if when == "loading":
         engine.schedule.allocated(made, list(range(10)), 5 * BLOCK_TOKENS)
     engine.schedule.finished(made, [])
-    assert caches[0].stat().pinned_count == 0
+    assert pinned(caches) == 0
 
 
-def test_blocks_are_saved_with_the_step_after_the_one_that_completes_them(engine: Engine) -> None:
+def test_blocks_are_saved_with_the_step_after_the_one_that_completes_them(
+    engine: Scheduler,
+) -> None:
     made = request("r", TOKENS)
     assert engine.start(made) == 0
     assert engine.step(made, 6).saves == []
@@ -212,7 +98,7 @@ def test_blocks_are_saved_with_the_step_after_the_one_that_completes_them(engine
     assert engine.saves(made, 1) == []
 
 
-def test_generated_tokens_are_saved_once_accepted(engine: Engine) -> None:
+def test_generated_tokens_are_saved_once_accepted(engine: Scheduler) -> None:
     made = request("r", TOKENS[:BLOCK_TOKENS])
     engine.start(made)
     assert engine.saves(made, BLOCK_TOKENS) == [("r", [10])]
@@ -223,7 +109,7 @@ def test_generated_tokens_are_saved_once_accepted(engine: Engine) -> None:
     assert engine.saves(made, 1) == [("r", [11])]
 
 
-def test_loaded_blocks_are_not_saved(engine: Engine, caches: list[KVCache]) -> None:
+def test_loaded_blocks_are_not_saved(engine: Scheduler, caches: list[KVCache]) -> None:
     made = request("r", TOKENS)
     store(caches, made, 4, 4)
     engine.start(made, computed=BLOCK_TOKENS)
@@ -232,7 +118,7 @@ def test_loaded_blocks_are_not_saved(engine: Engine, caches: list[KVCache]) -> N
     assert engine.saves(made, 1) == [("r", [10]), ("r", [14])]
 
 
-def test_nothing_is_saved_before_its_step_is_processed(engine: Engine) -> None:
+def test_nothing_is_saved_before_its_step_is_processed(engine: Scheduler) -> None:
     """vLLM may schedule further steps before. The first output shows how the loads ended."""
     made = request("r", TOKENS)
     engine.start(made, computed=3 * BLOCK_TOKENS)  # the rest was loaded by another connector
@@ -248,7 +134,7 @@ def test_nothing_is_saved_before_its_step_is_processed(engine: Engine) -> None:
 
 
 def test_blocks_of_another_connectors_failed_load_are_saved_once_computed(
-    engine: Engine,
+    engine: Scheduler,
 ) -> None:
     made, sharer, other = request("r", TOKENS), request("s", TOKENS), request("o", TOKENS[::-1])
     engine.start(made, computed=3 * BLOCK_TOKENS)
@@ -268,7 +154,7 @@ def test_blocks_of_another_connectors_failed_load_are_saved_once_computed(
 
 
 @pytest.mark.parametrize("aborted", [False, True])
-def test_blocks_computed_on_a_failed_load_are_never_saved(engine: Engine, aborted: bool) -> None:
+def test_blocks_computed_on_a_failed_load_are_never_saved(engine: Scheduler, aborted: bool) -> None:
     """vLLM leaves the blocks in its own cache, and computes them again if it still has to."""
     made = request("r", TOKENS)
     engine.start(made, computed=3 * BLOCK_TOKENS)
@@ -296,7 +182,7 @@ def test_blocks_computed_on_a_failed_load_are_never_saved(engine: Engine, aborte
 
 
 def test_blocks_of_a_load_that_another_connector_reports_late_are_offered_again(
-    engine: Engine,
+    engine: Scheduler,
 ) -> None:
     """vLLM computes them again, whenever a connector reports them."""
     made = request("r", TOKENS)
@@ -310,7 +196,7 @@ def test_blocks_of_a_load_that_another_connector_reports_late_are_offered_again(
 
 @pytest.mark.parametrize("order", ["rst", "tsr"])
 def test_unverified_blocks_stay_unverified_in_requests_that_share_them(
-    engine: Engine, order: str
+    engine: Scheduler, order: str
 ) -> None:
     """Two blocks may have one hash. Then a request finds one block here and the next one there."""
     made, sharer, third = (request(name, TOKENS) for name in ("r", "s", "t"))
@@ -329,7 +215,9 @@ def test_unverified_blocks_stay_unverified_in_requests_that_share_them(
     assert sorted(engine.saves()) == [("s", [70]), ("t", [80, 81])]
 
 
-def test_a_request_that_ends_with_the_step_of_a_failed_load_saves_nothing(engine: Engine) -> None:
+def test_a_request_that_ends_with_the_step_of_a_failed_load_saves_nothing(
+    engine: Scheduler,
+) -> None:
     """vLLM calls ``request_finished`` before it passes on what the same step failed to load."""
     made = request("r", TOKENS)
     engine.start(made, computed=3 * BLOCK_TOKENS)
@@ -339,7 +227,7 @@ def test_a_request_that_ends_with_the_step_of_a_failed_load_saves_nothing(engine
     assert engine.saves() == [("r", [])]  # only makes the workers report the request's end
 
 
-def test_a_request_that_ends_while_another_connector_loads_saves_nothing(engine: Engine) -> None:
+def test_a_request_that_ends_while_another_connector_loads_saves_nothing(engine: Scheduler) -> None:
     """Its blocks count as computed before the bytes arrive."""
     made = request("r", TOKENS)
     engine.start(made, computed=3 * BLOCK_TOKENS)
@@ -355,7 +243,7 @@ def test_a_request_that_ends_while_another_connector_loads_saves_nothing(engine:
 
 
 def test_after_a_failed_load_a_request_is_saved_without_a_lookup(
-    engine: Engine, caches: list[KVCache]
+    engine: Scheduler, caches: list[KVCache]
 ) -> None:
     made = request("r", TOKENS)
     store(caches, made, 3, 3)
@@ -367,7 +255,7 @@ def test_after_a_failed_load_a_request_is_saved_without_a_lookup(
     assert engine.schedule.matched_tokens(made, 0) == (0, False)
 
 
-def test_blocks_with_nans_are_not_saved(engine: Engine) -> None:
+def test_blocks_with_nans_are_not_saved(engine: Scheduler) -> None:
     made, sharer = request("r", TOKENS), request("s", TOKENS)
     engine.start(made)
     assert engine.saves(made, 6) == [("r", [10])]
@@ -382,7 +270,7 @@ def test_blocks_with_nans_are_not_saved(engine: Engine) -> None:
     assert engine.saves(sharer, 9) == [("s", [10])]
 
 
-def test_cached_blocks_of_a_request_with_nans_are_not_saved(engine: Engine) -> None:
+def test_cached_blocks_of_a_request_with_nans_are_not_saved(engine: Scheduler) -> None:
     made, sharer = request("r", TOKENS), request("s", TOKENS)
     engine.start(made)
     engine.step(made, 21)
@@ -395,7 +283,7 @@ def test_cached_blocks_of_a_request_with_nans_are_not_saved(engine: Engine) -> N
 
 
 def test_the_last_blocks_are_saved_when_a_request_ends(
-    engine: Engine, caches: list[KVCache]
+    engine: Scheduler, caches: list[KVCache]
 ) -> None:
     """It computes its only token after a hit, as a remote prefill does."""
     made = request("r", TOKENS)
@@ -410,7 +298,7 @@ def test_the_last_blocks_are_saved_when_a_request_ends(
     assert engine.saves() == []
 
 
-def test_tokens_in_flight_are_not_saved_when_a_request_ends(engine: Engine) -> None:
+def test_tokens_in_flight_are_not_saved_when_a_request_ends(engine: Scheduler) -> None:
     made = request("r", TOKENS)
     engine.start(made)
     engine.step(made, 7)
@@ -424,14 +312,14 @@ def test_tokens_in_flight_are_not_saved_when_a_request_ends(engine: Engine) -> N
     assert engine.saves() == []
 
 
-def test_blocks_are_released_at_once_without_pending_saves(engine: Engine) -> None:
+def test_blocks_are_released_at_once_without_pending_saves(engine: Scheduler) -> None:
     made = request("r", TOKENS[:3])
     engine.start(made)
     engine.step(made, 3)
     assert not engine.schedule.finished(made, engine.blocks["r"])
 
 
-def test_a_preempted_request_is_looked_up_again(engine: Engine, caches: list[KVCache]) -> None:
+def test_a_preempted_request_is_looked_up_again(engine: Scheduler, caches: list[KVCache]) -> None:
     made = request("r", TOKENS)
     engine.start(made)
     engine.step(made, 8)
@@ -446,21 +334,11 @@ def test_a_preempted_request_is_looked_up_again(engine: Engine, caches: list[KVC
     assert engine.saves(made, 4) == [("r", [51]), ("r", [52])]
 
 
-def test_a_read_only_engine_saves_nothing(server: IndexServer, pool_name: str) -> None:
-    engine = Engine(pool_name, save=False)
-    made = request("r", TOKENS)
-    engine.start(made)
-    assert engine.saves(made, 21) == []
-    assert not engine.schedule.finished(made, engine.blocks["r"])
-    assert not engine.schedule.pending
-    engine.connection.close()
-
-
 def test_asynchronous_loads_do_not_delay_saves(
-    server: IndexServer, pool_name: str, caches: list[KVCache]
+    make_scheduler: MakeScheduler, caches: list[KVCache]
 ) -> None:
-    engine = Engine(pool_name, load="async")
-    assert engine.connection.wait(60)
+    engine = make_scheduler(load="async")
+    assert engine.connection.wait(LONG_S)
     other, made = request("o", TOKENS[::-1]), request("r", TOKENS)
     store(caches, made, 3, 3)
     engine.start(other)
@@ -471,15 +349,19 @@ def test_asynchronous_loads_do_not_delay_saves(
     assert names(orders.loads) == [("r", [70, 71, 72])]
     assert engine.saves() == [("o", [10])]
     engine.loaded("r")
-    assert caches[0].stat().pinned_count == 0
+    assert pinned(caches) == 0
     engine.schedule.allocated(made, engine.blocks["r"], 0)  # vLLM calls again after the load
     made.num_computed_tokens = 3 * BLOCK_TOKENS
     assert engine.saves(made, 9) == [("r", [73, 74])]
-    engine.connection.close()
+    refused = request("refused", TOKENS)
+    assert engine.schedule.matched_tokens(refused, 0) == (3 * BLOCK_TOKENS, True)
+    assert pinned(caches) > 0
+    engine.schedule.allocated(refused, [], 0)
+    assert pinned(caches) == 0
 
 
 def test_after_a_reset_an_engine_has_a_separate_namespace(
-    engine: Engine, caches: list[KVCache]
+    engine: Scheduler, caches: list[KVCache]
 ) -> None:
     before, under_way = request("r", TOKENS), request("u", TOKENS[::-1])
     store(caches, before, 5, 5)
@@ -491,7 +373,7 @@ def test_after_a_reset_an_engine_has_a_separate_namespace(
     assert engine.schedule.finished(ended, engine.blocks["e"])
     engine.schedule.matched_tokens(before, 0)
     engine.schedule.reset()
-    assert caches[0].stat().pinned_count == 0
+    assert pinned(caches) == 0
     assert engine.saves(under_way, 12) == [("e", [])]
     stale = request("stale", TOKENS[::-1])  # vLLM's own cache was not emptied: it has blocks in use
     engine.blocks["stale"] = [10, 11, 80, 81, 82]
@@ -508,20 +390,14 @@ def test_after_a_reset_an_engine_has_a_separate_namespace(
     assert engine.start(again) == 5 * BLOCK_TOKENS
 
 
-def test_without_a_server_everything_is_a_miss(pool_name: str) -> None:
-    engine = Engine(pool_name)
-    made = request("r", TOKENS)
+def test_without_a_server_everything_is_a_miss(make_scheduler: MakeScheduler) -> None:
+    engine, made = make_scheduler(), request("r", TOKENS)
     assert engine.start(made) == 0
     assert engine.saves(made, 21) == [("r", [10, 11, 12, 13, 14])]
-    engine.connection.close()
-
-
-def pinned(caches: list[KVCache]) -> int:
-    return caches[0].stat().pinned_count
 
 
 def test_a_loaded_request_is_looked_up_again_when_it_restarts(
-    engine: Engine, caches: list[KVCache]
+    engine: Scheduler, caches: list[KVCache]
 ) -> None:
     made = request("r", TOKENS)
     store(caches, made, 5, 5)
@@ -537,39 +413,24 @@ def test_a_loaded_request_is_looked_up_again_when_it_restarts(
 
 @pytest.mark.parametrize("load", ["sync", "async"])
 def test_a_request_whose_load_failed_in_another_connector_is_not_loaded(
-    server: IndexServer, pool_name: str, caches: list[KVCache], load: str
+    make_scheduler: MakeScheduler, caches: list[KVCache], load: str
 ) -> None:
     """vLLM would wait forever for blocks that it has reserved for the same request."""
-    other = Engine(pool_name, load=load)
-    assert other.connection.wait(60)
+    engine = make_scheduler(load=load)
+    assert engine.connection.wait(LONG_S)
     made = request("r", TOKENS)
     store(caches, made, 5, 5)
     hit = (5 * BLOCK_TOKENS, load == "async")
-    assert other.schedule.matched_tokens(made, 0) == hit
-    assert other.schedule.matched_tokens(made, 0) == hit  # it waits for blocks meanwhile
-    other.schedule.allocated(made, other.blocks.setdefault("r", [1, 2, 3, 4, 5]), 0)
-    other.schedule.orders({}, [])
-    assert other.schedule.matched_tokens(made, 0) == (0, False)
+    assert engine.schedule.matched_tokens(made, 0) == hit
+    assert engine.schedule.matched_tokens(made, 0) == hit  # it waits for blocks meanwhile
+    engine.schedule.allocated(made, engine.blocks.setdefault("r", [1, 2, 3, 4, 5]), 0)
+    engine.schedule.orders({}, [])
+    assert engine.schedule.matched_tokens(made, 0) == (0, False)
     assert pinned(caches) == 0
-    other.connection.close()
-
-
-def test_a_request_without_accepted_tokens_releases_its_pins(
-    server: IndexServer, pool_name: str, caches: list[KVCache]
-) -> None:
-    other = Engine(pool_name, load="async")
-    assert other.connection.wait(60)
-    made = request("r", TOKENS)
-    store(caches, made, 5, 5)
-    assert other.schedule.matched_tokens(made, 0) == (5 * BLOCK_TOKENS, True)
-    assert pinned(caches) > 0
-    other.schedule.allocated(made, [], 0)
-    assert pinned(caches) == 0
-    other.connection.close()
 
 
 def test_a_rank_that_is_late_with_one_request_does_not_delay_another(
-    engine: Engine, caches: list[KVCache]
+    engine: Scheduler, caches: list[KVCache]
 ) -> None:
     first, second = request("first", TOKENS), request("second", [9] * 21)
     for made in (first, second):
@@ -583,7 +444,7 @@ def test_a_rank_that_is_late_with_one_request_does_not_delay_another(
 
 
 def test_before_the_ranks_are_known_everything_is_a_miss(
-    engine: Engine, caches: list[KVCache]
+    engine: Scheduler, caches: list[KVCache]
 ) -> None:
     made = request("r", TOKENS)
     store(caches, made, 5, 5)
@@ -593,7 +454,7 @@ def test_before_the_ranks_are_known_everything_is_a_miss(
     assert engine.schedule.matched_tokens(made, 0) == (5 * BLOCK_TOKENS, False)
 
 
-def digests_with(engine: Engine, lora: Any, name: str = "r") -> list[bytes]:
+def digests_with(engine: Scheduler, lora: Any, name: str = "r") -> list[bytes]:
     """Begin a request with an adapter, and return the digests of its blocks."""
     made = request(name, TOKENS, lora=lora)
     assert eventually(lambda: engine.lookups.begin(made) is not None, LONG_S)
@@ -601,20 +462,18 @@ def digests_with(engine: Engine, lora: Any, name: str = "r") -> list[bytes]:
 
 
 def test_requests_with_adapters_of_one_name_share_only_if_the_adapter_is_the_same(
-    pool_name: str, server: IndexServer, tmp_path: Path
+    make_scheduler: MakeScheduler, server: IndexServer, tmp_path: Path
 ) -> None:
-    digests = []
-    for folder, content in (("a", b"1"), ("b", b"2"), ("c", b"1")):
-        engine = Engine(pool_name)
-        digests.append(digests_with(engine, adapter(tmp_path / folder, "x", content)))
-        engine.connection.close()
-    assert digests[0] == digests[2]
-    assert set(digests[0]).isdisjoint(digests[1])
-    assert set(digests[0]).isdisjoint(request("r", TOKENS).block_hashes)
+    first, other, same = (
+        digests_with(make_scheduler(), adapter(tmp_path / folder, "x", content))
+        for folder, content in (("a", b"1"), ("b", b"2"), ("c", b"1"))
+    )
+    assert first == same
+    assert set(first).isdisjoint([*other, *request("r", TOKENS).block_hashes])
 
 
 def test_a_request_waits_for_the_hash_of_its_adapter(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = request("r", TOKENS, lora=adapter(tmp_path, "x"))
     go = threading.Event()
@@ -633,7 +492,9 @@ def test_a_request_waits_for_the_hash_of_its_adapter(
     go.set()
 
 
-def test_nothing_is_saved_of_an_adapter_whose_files_change(engine: Engine, tmp_path: Path) -> None:
+def test_nothing_is_saved_of_an_adapter_whose_files_change(
+    engine: Scheduler, tmp_path: Path
+) -> None:
     lora = adapter(tmp_path, "x")
     digests_with(engine, lora, "first")
     made = request("r", TOKENS, lora=lora)
@@ -642,25 +503,28 @@ def test_nothing_is_saved_of_an_adapter_whose_files_change(engine: Engine, tmp_p
     assert engine.saves(made, 21) == []
 
 
-def test_a_block_is_announced_when_every_rank_has_stored_it_and_it_is_new(engine: Engine) -> None:
-    made = request("r", TOKENS)
-    engine.start(made)
-    engine.saves(made, 21)
+def test_a_block_is_announced_once_when_every_rank_has_stored_it_and_it_is_new(
+    engine: Scheduler,
+) -> None:
+    made = request("r", TOKENS, lora=SimpleNamespace(lora_name="a"))
+    for block in range(5):
+        engine.announcements.ordered(made.block_hashes[block], made, block, ("a",))
     first, second, third = made.block_hashes[:3]
-    half = StepReport(
-        stored={first: StoredCounts(1, 1), second: StoredCounts(1, 0), third: StoredCounts(1, 1)}
-    )
-    engine.announcements.reported(half)
-    assert engine.announcements.take() == []
-    engine.announcements.reported(
-        StepReport(stored={first: StoredCounts(1, 1), second: StoredCounts(1, 0)})
-    )
-    (announcement,) = engine.announcements.take()
+
+    def announced(**stored: tuple[bytes, int]) -> list[Any]:
+        report = {digest: StoredCounts(1, new) for digest, new in stored.values()}
+        engine.announcements.reported(StepReport(stored=report))
+        return engine.announcements.take()
+
+    assert announced(a=(first, 1), b=(second, 0), c=(third, 1), d=(b"another's", 1)) == []
+    (announcement,) = announced(a=(first, 1), b=(second, 0))
     assert (announcement.block_hash, announcement.parent_hash) == (first, None)
     assert announcement.token_ids == TOKENS[:BLOCK_TOKENS]
-    engine.announcements.reported(StepReport(stored={third: StoredCounts(1, 0)}))
-    (announcement,) = engine.announcements.take()
+    assert (announcement.lora_name, announcement.extra_keys) == ("a", ("a",))
+    (announcement,) = announced(c=(third, 0))
     assert (announcement.block_hash, announcement.parent_hash) == (third, second)
+    assert announcement.token_ids == TOKENS[2 * BLOCK_TOKENS : 3 * BLOCK_TOKENS]
+    assert announced(c=(third, 1)) == []
 
 
 def test_reports_of_ranks_add_up() -> None:
@@ -674,22 +538,263 @@ def test_reports_of_ranks_add_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "loads", "saves"),
-    [("kv_both", True, True), ("kv_producer", False, True), ("kv_consumer", True, False)],
+    ("settings", "loads", "saves"),
+    [
+        ({"kv_role": "kv_both"}, True, True),
+        ({"kv_role": "kv_producer"}, False, True),
+        ({"kv_role": "kv_consumer"}, True, False),
+        ({"save": False}, True, False),
+    ],
+    ids=str,
 )
-def test_the_role_determines_whether_blocks_are_loaded_and_saved(
-    caches: list[KVCache], pool_name: str, role: str, loads: bool, saves: bool
+def test_settings_determine_whether_blocks_are_loaded_and_saved(
+    caches: list[KVCache],
+    make_scheduler: MakeScheduler,
+    settings: dict[str, Any],
+    loads: bool,
+    saves: bool,
 ) -> None:
-    engine = Engine(pool_name, kv_role=role)
-    try:
-        assert engine.connection.wait(60)
-        made = request("a", TOKENS)
-        store(caches, made, 3, 3)
-        assert engine.start(made) == (3 * BLOCK_TOKENS if loads else 0)
-        other = request("b", [token + 1000 for token in TOKENS])
-        assert engine.start(other) == 0
-        engine.step(made, 0)
-        engine.loaded("a")
-        assert bool(engine.saves(other, len(TOKENS))) is saves
-    finally:
-        engine.connection.close()
+    engine = make_scheduler(**settings)
+    assert engine.connection.wait(LONG_S)
+    made = request("a", TOKENS)
+    store(caches, made, 3, 3)
+    assert engine.start(made) == (3 * BLOCK_TOKENS if loads else 0)
+    other = request("b", [token + 1000 for token in TOKENS])
+    assert engine.start(other) == 0
+    engine.step(made, 0)
+    engine.loaded("a")
+    assert bool(engine.saves(other, len(TOKENS))) is saves
+    assert engine.schedule.finished(other, engine.blocks["b"]) is saves
+    assert not engine.schedule.pending
+
+
+def test_the_oldest_announcements_are_dropped_when_too_many_are_pending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(events, "PENDING_MAX", 3)
+    announcements = events.Announcements(rank_count=lambda: 1, block_size=BLOCK_TOKENS)
+    made = request("r", TOKENS)
+    for block in range(4):
+        announcements.ordered(made.block_hashes[block], made, block, None)
+    stored = {digest: StoredCounts(1, 1) for digest in made.block_hashes}
+    announcements.reported(StepReport(stored=stored))
+    assert [each.block_hash for each in announcements.take()] == made.block_hashes[1:4]
+
+
+MIB = 1 << 20
+
+
+# ---- The setting load: auto. No forward waits for more than a few milliseconds of loads.
+
+
+def timing(load: str = "auto", size: int = MIB) -> LoadTiming:
+    return LoadTiming(load, lambda: size)
+
+
+def test_a_load_is_concurrent_with_forwards_if_its_bytes_take_too_long() -> None:
+    for load, concurrent in (("sync", False), ("async", True)):
+        for blocks, idle in ((1, False), (1000, False), (1, True), (1000, True)):
+            assert timing(load).concurrent(blocks, idle=idle) is concurrent
+    rule = timing()
+    limit = int(8e9 * LIMIT_S) // MIB  # in blocks, at the speed that is assumed
+    assert not rule.concurrent(limit, idle=False)
+    assert rule.concurrent(limit + 1, idle=False)
+    assert not timing(size=MIB // 4).concurrent(4 * limit, idle=False)
+    limit = int(8e9 * IDLE_LIMIT_S) // MIB  # before a forward of its request alone
+    assert rule.concurrent(limit, idle=False)
+    assert not rule.concurrent(limit, idle=True)
+    assert rule.concurrent(limit + 1, idle=True)
+    rule.planned(limit)
+    assert rule.concurrent(1, idle=True)
+
+
+def test_the_speed_is_measured_from_earlier_loads() -> None:
+    rule = timing()
+    rule.took(64, 64 * MIB / 1e9)  # slow memory
+    assert not rule.concurrent(3, idle=False)
+    assert rule.concurrent(4, idle=False)
+    for _ in range(100):
+        rule.took(64, 64 * MIB / 32e9)
+    assert not rule.concurrent(100, idle=False)
+    small = timing(size=4096)
+    small.took(8, 0.5)  # as long as a call, or as a thread that is not scheduled
+    assert not small.concurrent(1000, idle=False)
+
+
+def test_the_loads_of_one_forward_have_one_limit() -> None:
+    rule = timing()
+    half = int(8e9 * LIMIT_S) // MIB // 2 + 1
+    assert not rule.concurrent(half, idle=False)
+    rule.planned(half)
+    assert rule.concurrent(half, idle=False)
+    rule.began()
+    assert not rule.concurrent(half, idle=False)
+
+
+@pytest.fixture
+def busy(engine: Scheduler) -> Scheduler:
+    """An engine with long blocks, which decodes another request."""
+    engine.lookups.block_bytes = 8 * MIB
+    engine.schedule.orders({"other": 1}, [])
+    return engine
+
+
+def prompts(caches: list[KVCache], *counts: int) -> list[Any]:
+    """Return requests that have that many blocks in the pool."""
+    made = []
+    for number, count in enumerate(counts):
+        reply = request(f"r{number}", [number * 1000 + token for token in TOKENS])
+        store(caches, reply, count, count)
+        made.append(reply)
+    return made
+
+
+def test_the_same_load_runs_before_a_forward_once_nothing_else_computes(
+    busy: Scheduler, caches: list[KVCache]
+) -> None:
+    first, second, third = prompts(caches, 5, 5, 5)
+    assert busy.start(first) == 5 * BLOCK_TOKENS
+    assert [load.concurrent for load in busy.schedule.orders({"other": 1, "r0": 1}, []).loads] == [
+        True
+    ]
+    busy.schedule.finished(request("other", TOKENS), [])
+    assert busy.schedule.matched_tokens(second, 0) == (5 * BLOCK_TOKENS, True)
+    busy.schedule.finished(first, busy.blocks["r0"])
+    assert busy.schedule.matched_tokens(third, 0) == (5 * BLOCK_TOKENS, False)
+
+
+@pytest.mark.parametrize(
+    ("counts", "concurrent"), [((2, 5, 1), [False, True, False]), ((2, 2, 2), [False, True, True])]
+)
+def test_short_loads_delay_the_forward_until_they_add_up_to_a_long_pause(
+    busy: Scheduler, caches: list[KVCache], counts: tuple[int, ...], concurrent: list[bool]
+) -> None:
+    for waiting in prompts(caches, *counts):
+        busy.start(waiting)
+    assert [load.concurrent for load in busy.schedule.orders({}, []).loads] == concurrent
+
+
+def test_async_loads_measure_the_speed_for_later_ones(
+    busy: Scheduler, caches: list[KVCache]
+) -> None:
+    first, second = prompts(caches, 5, 5)
+    assert busy.schedule.matched_tokens(first, 0) == (5 * BLOCK_TOKENS, True)
+    busy.schedule.allocated(first, list(range(10)), 5 * BLOCK_TOKENS)
+    report = StepReport({"r0": Loaded(1, 5, 0.0001)})
+    report.add(StepReport({"r0": Loaded(1, 5, 0.001)}))  # the slowest rank determines the time
+    busy.schedule.reported(report, set())
+    assert pinned(caches) == 0
+    assert busy.schedule.matched_tokens(second, 0) == (5 * BLOCK_TOKENS, False)
+
+
+@pytest.mark.parametrize("end", ["abort", "preempt"])
+def test_a_request_that_ends_during_an_async_load_releases_its_pins(
+    busy: Scheduler, caches: list[KVCache], end: str
+) -> None:
+    (made,) = prompts(caches, 5)
+    assert busy.start(made) == 5 * BLOCK_TOKENS
+    assert busy.schedule.orders({}, []).loads[0].concurrent
+    if end == "abort":
+        assert not busy.schedule.finished(made, busy.blocks["r0"])
+        assert pinned(caches) == 0
+        busy.loaded("r0")  # the ranks still report it
+        assert not busy.schedule.pending
+        return
+    made.num_computed_tokens = 0
+    busy.schedule.orders({}, ["r0"])
+    busy.lookups.block_bytes = MIB  # the next load is short
+    assert busy.schedule.matched_tokens(made, 0) == (5 * BLOCK_TOKENS, False)
+    busy.schedule.allocated(made, busy.blocks["r0"], 5 * BLOCK_TOKENS)
+    assert [load.concurrent for load in busy.schedule.orders({}, []).loads] == [False]
+
+
+def test_orders_have_the_offset_of_each_ranks_part_of_a_block(
+    busy: Scheduler, caches: list[KVCache]
+) -> None:
+    made, other = prompts(caches, 5, 3)
+    tokens, _ = busy.schedule.matched_tokens(made, BLOCK_TOKENS)
+    busy.schedule.allocated(made, list(range(10)), 3 * BLOCK_TOKENS)  # vLLM requests fewer tokens
+    assert tokens == 4 * BLOCK_TOKENS
+    (load,) = busy.schedule.orders({}, []).loads
+    for part, cache in enumerate(caches):
+        pins = cache.pin(made.block_hashes[1:4])
+        records = load.located(part)
+        assert records is not None
+        assert (records == pins.records()).all()
+        cache.release(pins)
+    busy.schedule.matched_tokens(other, 0)
+    busy.schedule._unpin(busy.schedule._requests["r1"])
+    busy.schedule.allocated(other, list(range(10)), 3 * BLOCK_TOKENS)
+    assert busy.schedule.orders({}, []).loads[0].located(0) is None, "it has no pins"
+
+
+# ---- Blocks in a tier below the pool, for which a request waits.
+
+
+@contextlib.contextmanager
+def below(folder: Path, made: Any, **changes: Any) -> Iterator[tuple[Scheduler, MemoryTier]]:
+    """Make an engine over a pool with a tier that has a request's five blocks for each rank."""
+    tier = MemoryTier()
+    folder.mkdir(exist_ok=True)
+    with served(folder / "first", tier) as pool:
+        caches = rank_caches(pool)
+        store(caches, made, 5, 5)
+        for cache in caches:
+            cache.close()
+        assert eventually(lambda: len(tier.blocks) == 10)
+    with (
+        served(folder / "pool", tier),
+        contextlib.closing(Scheduler(str(folder / "pool"), **changes)) as engine,
+    ):
+        assert engine.connection.wait(LONG_S)
+        yield engine, tier
+
+
+def fetched(engine: Scheduler, made: Any) -> int:
+    """Look a request up until its blocks are in the pool. Returns the tokens of the hit."""
+    matches: list[int | None] = []
+
+    def answered() -> bool:
+        matches.append(engine.schedule.matched_tokens(made, 0)[0])
+        return matches[-1] is not None
+
+    assert eventually(answered)
+    assert matches[0] is None, "the blocks were not in the pool yet"
+    assert matches[-1] is not None
+    return matches[-1]
+
+
+def test_a_request_waits_for_blocks_below_the_pool_as_long_as_settings_allow(shm: Path) -> None:
+    made = request("r", TOKENS)
+    with below(shm, made, onboard_ms=100) as (engine, tier):
+        tier.open.clear()
+        started = time.monotonic()
+        assert fetched(engine, made) == 0
+        assert time.monotonic() - started >= 0.1
+        tier.open.set()
+    with below(shm / "off", made, onboard_ms=0) as (engine, _):
+        assert engine.schedule.matched_tokens(made, 0) == (0, False)
+    with pytest.raises(ConnectorError, match="onboard_ms"):
+        VllmSettings(onboard_ms=-1)
+
+
+def test_blocks_that_turn_out_to_be_lost_are_a_miss(shm: Path) -> None:
+    made = request("r", TOKENS)
+    with below(shm, made) as (engine, tier):
+        with KVCache(Pool.open([shm / "pool"]), namespace=RANKS[0]) as cache:
+            keys = cache.keys(list(made.block_hashes[:5]))
+        del tier.blocks[tuple(int(word) for word in keys[3])]
+        assert fetched(engine, made) == 3 * BLOCK_TOKENS
+
+
+def test_blocks_that_are_faster_to_compute_are_not_fetched(shm: Path) -> None:
+    made = request("r", TOKENS)
+    with below(shm, made, prefill_b_ms=1e-6) as (engine, _):
+        assert fetched(engine, made) == 5 * BLOCK_TOKENS  # only the first one is measured
+        worth = Worth(engine.settings, BLOCK_TOKENS)
+        assert worth.pays(0, 5)
+        worth.took(5, 0.1)
+        assert not worth.pays(0, 5)
+        cheap = Worth(VllmSettings(), BLOCK_TOKENS)
+        cheap.took(5, 0.1)
+        assert cheap.pays(0, 5)

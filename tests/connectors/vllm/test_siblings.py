@@ -17,14 +17,10 @@ import numpy as np
 import pytest
 from beluga_bench.vllm.process import Engine
 from beluga_bench.vllm.prompts import prompt
-from support.forge import read, write
-
-from beluga import Pool
-from tests.connectors.vllm.conftest import TOKENS, Site, wait_until
+from real_engines import BLOCK, TOKENS, Site, child_of, forget, running, several
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-BLOCK = 128
 BLOCKS = TOKENS // BLOCK
 TOLERANCE = 1e-3  # float32, computed in chunks of several shapes
 
@@ -60,27 +56,15 @@ class Pair:
 
     def __init__(self, site: Site, saved_blocks: SavedBlocks, *, first: str, load: str) -> None:
         self.saved_blocks, self.count = saved_blocks, 0
-        pool = {"pool": ":".join(map(str, site.paths)), "timeout_ms": 2000, "retry_s": 0.2}
         children = [
-            {"kv_connector": "FaultyConnector"},
-            {
-                "kv_connector": "KeepingConnector",
-                "kv_connector_extra_config": pool | {"load": load},
-            },
+            child_of("FaultyConnector"),
+            site.connector("KeepingConnector", load=load),
         ]
-        both = {"kv_role": "kv_both", "kv_connector_module_path": "siblings"}
-        children = [child | both for child in children]
         self.engine = site.engine(
             f"{first}-first-{load}",
             connector=None,
             environment=saved_blocks.environment(),
-            kv_transfer_config={
-                "kv_connector": "MultiConnector",
-                "kv_role": "kv_both",
-                "kv_connector_extra_config": {
-                    "connectors": children if first == "other" else children[::-1]
-                },
-            },
+            kv_transfer_config=several(*(children if first == "other" else children[::-1])),
         )
 
     def run(
@@ -95,13 +79,7 @@ class Pair:
         return replies
 
     def forget(self) -> None:
-        """Empty the engine's own cache, after its saves."""
-
-        def emptied() -> bool:
-            self.engine.call("idle")
-            return bool(self.engine.call("reset")["reset"])
-
-        wait_until(emptied, 60, "the engine's own cache to be emptied")
+        forget(self.engine)
 
 
 @dataclasses.dataclass
@@ -129,28 +107,18 @@ def world(site: Site) -> Iterator[World]:
         "plain",
         connector=None,
         environment=saved_blocks.environment(),
-        kv_transfer_config={
-            "kv_connector": "RightConnector",
-            "kv_connector_module_path": "siblings",
-            "kv_role": "kv_both",
-        },
+        kv_transfer_config=child_of("RightConnector"),
     )
-    try:
-        plain.ready()
+    with running([plain]):
         yield World(plain, saved_blocks, site)
-    finally:
-        plain.kill()
 
 
 @pytest.fixture(scope="module", params=["other-sync", "ours-sync", "other-async", "ours-async"])
 def pair(request: pytest.FixtureRequest, world: World) -> Iterator[Pair]:
     first, _, load = request.param.partition("-")
     pair = Pair(world.site, world.saved_blocks, first=first, load=load)
-    try:
-        pair.engine.ready()
+    with running([pair.engine]):
         yield pair
-    finally:
-        pair.engine.kill()
 
 
 def faults(seed: int) -> dict[str, Any]:
@@ -224,11 +192,7 @@ def test_a_damaged_block_is_computed_again(world: World, pair: Pair) -> None:
     pair.forget()
     pair.run([tokens], [None])
     pair.forget()
-    with Pool.open(world.site.paths) as pool:
-        geometry = pool.geometry
-        for offset in range(geometry.data_offset, geometry.size, 64 << 10):
-            line = read(pool, offset)
-            write(pool, offset, bytes([line[0] ^ 1]) + line[1:])
+    world.site.damage()
     (answer,) = pair.run([tokens], [None])
     assert answer["tokens"] == wanted
     world.saved_blocks.check()

@@ -14,8 +14,8 @@ from typing import Any
 
 import fake_vllm
 import pytest
+from scene import TOKENS, Engine
 from support.blocks import eventually
-from test_connector import TOKENS, Engine
 from vllm_parts import BLOCK_TOKENS, adapter, request
 
 from beluga import IndexServer

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``scripts/vllm-demo`` as a user runs it, with an empty home directory and the smallest model."""
+"""``scripts/vllm-demo`` as a user runs it, with an empty home directory, ``scripts/vllm-bench``,
+and prefill and decode on two engines, with the smallest model: kinds of results, not the speed.
+"""
 
 from __future__ import annotations
 
@@ -19,38 +21,29 @@ import pytest
 from beluga_bench.vllm.arm import MEMORY
 from support.leftovers import leftovers
 
-ROOT = Path(__file__).resolve().parent.parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 TOKENS = 641
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the packages may have to be installed
-
 Demo = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
 def demo(tmp_path: Path) -> Iterator[Demo]:
     """A function that starts it. Its leftovers are found by its folder for temporary files."""
-    started: list[subprocess.Popen[str]] = []
+    children: list[subprocess.Popen[str]] = []
     # the name must be short, because it is part of sockets' names
     temporary = Path(tempfile.mkdtemp(prefix="beluga-test-"))
     environment = os.environ | {"HOME": str(tmp_path / "home"), "TMPDIR": str(temporary)}
 
     def start(*options: str) -> subprocess.Popen[str]:
         small = ("--model", "tiny", "--tokens", str(TOKENS), "--json")
-        child = subprocess.Popen(
-            [ROOT / "scripts/vllm-demo", *small, *options],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        started.append(child)
-        return child
+        command = [ROOT / "scripts/vllm-demo", *small, *options]
+        children.append(started(command, env=environment, start_new_session=True))
+        return children[-1]
 
     (tmp_path / "home").mkdir()
     yield start
-    for child in started:
+    for child in children:
         child.kill()
         child.communicate()
     left = list(temporary.iterdir())
@@ -58,11 +51,19 @@ def demo(tmp_path: Path) -> Iterator[Demo]:
     assert left == []
 
 
+def started(command: list[Any], **options: Any) -> subprocess.Popen[str]:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, **pipes, **options)
+
+
 def result_of(child: subprocess.Popen[str]) -> dict[str, Any]:
-    stdout, stderr = child.communicate()
+    try:
+        stdout, stderr = child.communicate(timeout=1500)
+    finally:
+        child.kill()
     if child.returncode == 77:
         pytest.skip(stderr.strip().splitlines()[-1])
-    assert child.returncode == 0, stderr
+    assert child.returncode == 0, stderr[-4000:] + stdout[-4000:]
     result: dict[str, Any] = json.loads(stdout.splitlines()[-1])
     return result
 
@@ -124,3 +125,69 @@ def test_ctrl_c_leaves_nothing_behind(demo: Demo) -> None:
     child.communicate(timeout=120)
     assert child.returncode == 130
     assert leftovers("vllm") <= old
+
+
+def test_a_decode_engine_hits_blocks_of_a_prefill_engine(vllm_python: str) -> None:
+    small = ("--model", "tiny", "--tokens", "641", "--requests", "2", "--turns", "1")
+    report = result_of(started([vllm_python, "-m", "beluga_bench.vllm.disagg", *small]))
+    alone, pair = report["arms"]
+    assert alone["courses"] == {"local": 2}
+    assert pair["courses"] == {"remote": 2}
+    assert report["decode_hit_part"] > 0.9
+    assert min(arm["qps"] for arm in report["arms"]) > 0
+
+
+def test_each_turn_hits_earlier_turns_on_every_engine(vllm_python: str) -> None:
+    small = ("--model", "tiny", "--tokens", "1536", "--conversations", "3", "--turns", "2")
+    report = result_of(started([vllm_python, "-m", "beluga_bench.vllm.routed", *small]))
+    assert report["found_part"] > 0.9
+    assert report["after_found_part"] > 0.9
+    assert report["after"]["found_in_pool"] > 0  # the survivor had not computed everything
+    assert report["lost"] == {"status": 200, "began": True, "error_event": True, "done": False}
+
+
+ROOM = 1 << 30
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "results"
+
+
+@pytest.fixture
+def report(folder: Path) -> dict[str, Any]:
+    """One short run with two lengths, one rate and no variant (each takes two more engines)."""
+    if shutil.disk_usage(MEMORY).free < ROOM:
+        pytest.skip(f"needs {ROOM >> 20} MiB free in {MEMORY}")
+    folder.mkdir()
+    words = ["--json", "--quick", "--rates", "4", "--variants", "--seed", "5"]
+    return result_of(started([ROOT / "scripts/vllm-bench", *words, "--results", folder]))
+
+
+def test_the_bench_has_hits_and_equal_work_in_every_arm(
+    folder: Path, report: dict[str, Any]
+) -> None:
+    again = [row for row in report["passes"] if row["pass"] == 2 and row["arm"] == "beluga"]
+    assert {row["length"] for row in again} == {1025, 2049}
+    for row in again:
+        assert row["cached_tokens"] == row["full_tokens"] == row["requests"] * (row["length"] - 1)
+        assert row["load_bytes"] > 0
+    alone = [row for row in report["passes"] if row["arm"] == "plain"]
+    assert len(alone) == 4
+    for row in alone:  # only blocks that requests share
+        assert row["cached_tokens"] == row["repeated_tokens"]
+        assert 0.2 < row["repeated_tokens"] / row["full_tokens"] < 0.4
+    assert report["verdict"] == {
+        "full_hits": {"beluga": True},
+        "same_work": True,
+        "variants_full_hits": True,
+        "variants_outputs_identical": True,
+        "passed": True,
+    }
+    assert {row["output_tokens"] / row["requests"] for row in report["passes"]} == {4}
+    assert [row["arm"] for row in report["rates"]] == ["plain", "beluga"]
+    assert report["variants"] == []
+    assert json.loads(folder.joinpath("vllm.json").read_text()) == report
+    assert all(report[name] for name in ("machine", "commit", "model", "threads"))
+    assert report["command"].startswith("scripts/vllm-bench --json --quick")
+    assert {path.stem for path in folder.glob("*.png")} == {"vllm-passes", "vllm-rates"}

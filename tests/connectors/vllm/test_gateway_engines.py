@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Two real engines with a pool and KV events behind ``beluga gateway --policy linear``, and clients
-with OpenAI's SDK: prompts go where their blocks are, because the gateway hashes the engine's own
-tokens; and it reports when it cannot follow an engine.
+"""Real engines behind ``beluga gateway``. Clients of OpenAI's SDK get the same results as from the
+engine itself. With ``--policy linear``, a pool and KV events, prompts go where their blocks are,
+because the gateway hashes the engine's own tokens; and it reports when it cannot follow an engine.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import random
+import re
 import shutil
 import subprocess
 import tempfile
@@ -21,23 +24,258 @@ from typing import Any
 
 import pytest
 from beluga_bench.vllm.arm import Setting, beluga_connector, beluga_pool
+from beluga_bench.vllm.model import model as made_model
 from beluga_bench.vllm.port import HOST, free_port
 from beluga_bench.vllm.process import Child, environment_of
+from beluga_bench.vllm.prompts import prompt
 from beluga_bench.vllm.routed import LOCAL_HITS
 from beluga_bench.vllm.serve import Server, server
-from sdk_kinds import KINDS, Call, request, user, words
+from real_engines import FOLDER, in_vllm, wait_until
 
 from beluga.child import command
-from tests.connectors.vllm.conftest import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the packages may have to be installed
 
-FOLDER = Path(__file__).parent
+SDK_UP_S = 30.0
+# The tiny model has none, and without one an engine refuses all chats.
+SDK_TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+    "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}<assistant>"
+)
+# How many tokens the engine puts into a chunk depends on timing.
+_BY_CHUNK = {"stream_left_early", "stream_of_bytes", "stream_helper"}
+# An engine of a text model has no such path; both respond with 404, the gateway because of the
+# model.
+_NO_PATH = {"embeddings_unknown_model", "transcription_unknown_model"}
+# The engine makes these again for each answer.
+_OWN = re.compile(r"^(id|.*_id|created|.*_at|system_fingerprint|permission)$")
+
+
+def settled(value: Any) -> Any:
+    """Return the results without generated names and times."""
+    if isinstance(value, dict):
+        return {
+            name: type(item).__name__ if _OWN.match(str(name)) else settled(item)
+            for name, item in value.items()
+            if name != "vary"  # the gateway's own answers have no CORS headers
+        }
+    if isinstance(value, list | tuple):
+        return [settled(item) for item in value]
+    if isinstance(value, str) and value.startswith('data: {"id"'):  # a line of a stream
+        return re.sub(r'"(id|created)": ?("[^"]*"|\d+)', r'"\1"', value)
+    if isinstance(value, str):  # only an engine has its other names
+        value = re.sub(r" Valid aliases: .*?\.(?=$|')", "", value)
+        return re.sub(r"\b0x[0-9a-f]+\b", "ADDRESS", value)
+    return value
+
+
+def folded(seen: dict[str, Any]) -> dict[str, Any]:
+    """Return the results with the chunks of a stream merged: for each choice the kinds of its
+    chunks in order, and its text.
+    """
+    kinds: dict[Any, list[Any]] = {}
+    texts: dict[Any, str] = {}
+
+    def note(whose: Any, kind: Any, text: str | None) -> None:
+        if kind not in kinds.setdefault(whose, [])[-1:]:
+            kinds[whose].append(kind)
+        texts[whose] = texts.get(whose, "") + (text or "")
+
+    for name, fields in seen["chunks"]:
+        for choice in fields.get("choices") or ():
+            part = choice.get("delta") or choice
+            kind = [name, part.get("role"), bool(part.get("tool_calls"))]
+            note(choice["index"], kind, part.get("content") or part.get("text"))
+            if choice.get("finish_reason"):  # alone, or with the last token
+                note((choice["index"], "end"), choice["finish_reason"], None)
+        if not fields.get("choices"):
+            delta = fields.get("delta")
+            kind = [name, fields.get("type"), fields.get("usage")]
+            note("all", kind, delta if isinstance(delta, str) else None)
+    return {**seen, "chunks": [kinds, texts]}
+
+
+async def both(engine_url: str, name: str) -> dict[str, tuple[Any, Any]]:
+    """Run all cases with the engine and with the gateway. Returns the differences."""
+    # these need the router's packages and OpenAI's SDK
+    from support.sdk_cases import CASES, Caller, calling, observe
+
+    from beluga.gateway import Address, Limits, Service, Settings, read_engines
+
+    settings = Settings(
+        policy="least-tokens",
+        engines=read_engines([engine_url]),
+        listen=Address("127.0.0.1", 0),
+        admin=None,
+        advise_s=0,
+        limits=Limits(health_interval_s=0.2),
+    )
+    different = {}
+    async with Service(settings) as service:
+        url = "http://{}:{}".format(*service.address)
+        deadline = asyncio.get_running_loop().time() + SDK_UP_S
+        while not any(engine.serving for engine in service.fleet):
+            assert asyncio.get_running_loop().time() < deadline, "the engine is not up"
+            await asyncio.sleep(0.05)
+        async with calling(engine_url, name) as straight, calling(url, name) as through:
+            # Its first request is slow, and fills its cache.
+            assert "result" in await observe(Caller.chat, *straight)
+            for case, run in CASES.items():
+                if case in _BY_CHUNK | _NO_PATH:
+                    continue
+                expected = settled(folded(await observe(run, *straight)))
+                observed = settled(folded(await observe(run, *through)))
+                if observed != expected:
+                    different[case] = expected, observed
+        while any(engine.inflight for engine in service.fleet):
+            assert asyncio.get_running_loop().time() < deadline + 600, "a request is left running"
+            await asyncio.sleep(0.05)
+    return different
+
+
+def test_requests_behave_as_without_the_gateway_on_a_real_engine(
+    vllm_python: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+    pytest.importorskip("openai", reason="OpenAI's SDK is not installed")
+    made = made_model("tiny", vllm_python)
+    setting = Setting(
+        folder=tmp_path, model=made, size_name="tiny", tokens=2048, python=vllm_python
+    )
+    template = tmp_path / "chat_template.jinja"
+    template.write_text(SDK_TEMPLATE)
+    options = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+    with server(setting, "sdk", None, chat_template=str(template), **options) as engine:
+        engine.ready()
+        different = asyncio.run(both(engine.url, engine.model))
+        running = engine.metric("vllm:num_requests_running")
+    for name, (expected, observed) in different.items():
+        print(f"{name}\n  straight {expected}\n  gateway  {observed}")
+    # The gateway rejects forms with 415; vLLM responds with 400.
+    assert sorted(different) == ["raw_other_kind", "raw_text_kind"]
+    assert running == 0
+
+
+ANSWER_TOKENS = 1
+PATHS = {
+    "completions.create": "/v1/completions",
+    "chat.completions.create": "/v1/chat/completions",
+    "responses.create": "/v1/responses",
+}
+Call = tuple[str, dict[str, Any]]  # a method of the SDK and its arguments
+
+
+def random_words(seed: int, count: int = 120) -> str:
+    """Return that many random words; with another seed all words differ."""
+    letters = random.Random(seed)
+    return " ".join(
+        "".join(letters.choices("etaoinshrdlu", k=letters.randint(2, 9))) for _ in range(count)
+    )
+
+
+def user(text: Any) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+WEATHER = {
+    "description": "Tells the weather of a place.",
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": []},
+}
+TOOLS = [{"type": "function", "function": WEATHER}]
+FLAT_TOOLS = [{"type": "function", **WEATHER, "strict": True}]
+ARGUMENTS = '{"place": "the sea", "days": [1, 2]}'
+
+
+def _complete(**more: Any) -> Call:
+    return "completions.create", {"max_tokens": ANSWER_TOKENS, **more}
+
+
+def _chat(*messages: dict[str, Any], **more: Any) -> Call:
+    given = {"messages": list(messages), "max_completion_tokens": ANSWER_TOKENS, **more}
+    return "chat.completions.create", given
+
+
+def _respond(content: Any, **more: Any) -> Call:
+    return "responses.create", {"input": content, "max_output_tokens": ANSWER_TOKENS, **more}
+
+
+def _chat_after_a_call(seed: int) -> Call:
+    function = {"name": "weather", "arguments": ARGUMENTS}
+    call = {"type": "function", "id": "call_1", "function": function}
+    answer = [{"type": "text", "text": "It is"}, {"type": "text", "text": "warm."}]
+    return _chat(
+        user(random_words(seed)),
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": answer},
+        tools=TOOLS,
+    )
+
+
+def _response_after_a_call(seed: int) -> Call:
+    name = {"call_id": "call_1"}
+    return _respond(
+        [
+            user(random_words(seed)),
+            {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed",
+             "content": [{"type": "output_text", "text": "Wait.", "annotations": []}]},
+            {"type": "function_call", **name, "name": "weather", "arguments": ARGUMENTS},
+            {"type": "function_call_output", **name, "output": "It is warm."},
+            {"role": "user", "content": [{"type": "input_text", "text": "And now?"}]},
+        ],
+        tools=FLAT_TOOLS,
+    )  # fmt: skip
+
+
+KINDS: dict[str, Callable[[int], Call]] = {
+    "completion": lambda seed: _complete(prompt=random_words(seed)),
+    "completion of ids": lambda seed: _complete(prompt=prompt(300, seed)),
+    "streamed completion": lambda seed: _complete(prompt=random_words(seed), stream=True),
+    "chat": lambda seed: _chat(
+        {"role": "system", "content": "Be brief."}, user(random_words(seed))
+    ),
+    "streamed chat": lambda seed: _chat(user(random_words(seed)), stream=True),
+    "chat in parts": lambda seed: _chat(
+        user([{"type": "text", "text": random_words(seed)}, {"type": "text", "text": "Why?"}])
+    ),
+    "chat with a developer": lambda seed: _chat(
+        user(random_words(seed)), {"role": "developer", "content": "Be brief."}, user("Why?")
+    ),
+    "chat with tools": lambda seed: _chat(user(random_words(seed)), tools=TOOLS),
+    "chat after a call": _chat_after_a_call,
+    "chat with settings": lambda seed: _chat(
+        user(random_words(seed)),
+        reasoning_effort="low",
+        extra_body={"chat_template_kwargs": {"mood": "calm", "unset": None}},
+    ),
+    "chat that goes on": lambda seed: _chat(
+        user(random_words(seed)),
+        {"role": "assistant", "content": "It is"},
+        extra_body={"add_generation_prompt": False, "continue_final_message": True},
+    ),
+    "response": lambda seed: _respond(random_words(seed)),
+    "response with tools": lambda seed: _respond(
+        [user(random_words(seed))], instructions="Be brief.", tools=FLAT_TOOLS
+    ),
+    "response after a call": _response_after_a_call,
+    "response with reasoning": lambda seed: _respond(
+        random_words(seed), reasoning={"effort": "high"}
+    ),
+}
+"""By name: a call for a seed. Equal seeds give equal prompts."""
+
+
+def request(call: Call) -> tuple[str, dict[str, Any]]:
+    """Return the path and the body that the SDK sends for a call."""
+    method, arguments = call
+    body = {name: value for name, value in arguments.items() if name != "extra_body"}
+    return PATHS[method], body | arguments.get("extra_body", {})
+
+
 PROMPT_COUNT = 20  # per kind; each goes to one of the engines first
 REPORTED_S = 10.0  # limit until the operator is informed
 START_S = 120.0
 REPORTED_LATEST_S = 60.0
-
 TEMPLATE = """\
 {{- bos_token -}}
 {%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}
@@ -180,7 +418,7 @@ class Sdk:
     def __init__(self, python: str, model: Path) -> None:
         self._model = str(model)
         self._process = subprocess.Popen(
-            [python, FOLDER / "sdk_calls.py"],
+            [python, FOLDER / "vllm_role.py", "sdk_calls"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -324,15 +562,8 @@ def rendered(engine: Server, path: str, body: Any) -> list[int]:
 
 def hashed(site: Site, requests: Sequence[tuple[str, Any]]) -> list[list[int]]:
     """Return the tokens that the gateway hashes of requests."""
-    done = subprocess.run(
-        [site.python, FOLDER / "hashed_tokens.py"],
-        input=json.dumps({"tokenizer": str(site.model), "requests": requests}),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    hashes: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
+    given = {"tokenizer": str(site.model), "requests": requests}
+    hashes: list[list[int]] = in_vllm(site.python, "hashed_tokens", given=given)
     return hashes
 
 
@@ -342,7 +573,7 @@ def test_the_gateway_hashes_the_tokens_that_the_engine_makes(site: Site) -> None
     expected = {name: rendered(engine, *requested) for name, requested in requests.items()}
     got = dict(zip(requests, hashed(site, list(requests.values())), strict=True))
     assert {name for name in requests if got[name] != expected[name]} == set()
-    prompt = words(7)
+    prompt = random_words(7)
     answer = post(f"{engine.url}/tokenize", {"model": engine.model, "messages": [user(prompt)]})
     requested = ("/v1/chat/completions", {"messages": [user(prompt)]})
     assert hashed(site, [requested]) == [answer["tokens"]]
