@@ -403,15 +403,10 @@ def test_read_only_memory_is_rejected_as_a_target_of_a_cache(cache: KVCache) -> 
 def test_keys_must_be_pairs(cache: KVCache, shape: tuple[int, ...]) -> None:
     keys = np.zeros(shape, np.uint64)
     for call in (cache.lookup, cache.remove, cache.pin):
-        with pytest.raises(ValueError, match="shape"):
+        with pytest.raises(ValueError, match=r"shape \(count, 2\)"):
             call(keys)
     with pytest.raises(ValueError, match="shape"):
         cache.put(keys, [b"x"] * len(keys))
-
-
-def test_an_array_of_objects_is_not_a_block(cache: KVCache) -> None:
-    with pytest.raises(LayoutError, match="objects"):
-        cache.put(digests(1), np.array([[None, 1]]))
 
 
 HARMLESS = (

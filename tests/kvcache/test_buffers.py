@@ -109,17 +109,6 @@ def test_a_batch_of_mixed_lengths_stops_at_the_first_miss(cache: KVCache) -> Non
     assert targets[1] == b"b" * 20
 
 
-def test_torch_tensors_in_cpu_memory_go_through_a_cache(cache: KVCache) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    source = torch.arange(6000, dtype=torch.float16).reshape(2, 3000)
-    target = torch.zeros_like(source)
-    assert cache.put(digests(2), list(source)).stored == 2
-    assert cache.get(digests(2), list(target)).hits == 2
-    assert torch.equal(source, target)
-    with pytest.raises(LayoutError, match="contiguous"):
-        cache.put(digests(1), [source.T])
-
-
 def run_of(*rows: tuple[int, int], **fields: Any) -> Run:
     usual = {"count": 1, "length": 16, "fragment_count": 2, "owners": [MEMORY]}
     return Run(**({"fragments": np.array(rows, dtype=np.uint64)} | usual | fields))
@@ -212,13 +201,10 @@ def test_a_block_refused_without_a_reason_raises() -> None:
     PutResult(states[:1], np.zeros(1, dtype=np.int32)).raise_for_refused()
 
 
-def test_keys_of_a_cache_must_be_pairs_of_numbers(cache: KVCache) -> None:
+def test_keys_of_a_cache_are_contiguous_pairs(cache: KVCache) -> None:
     pairs = np.arange(8, dtype=np.uint64).reshape(2, 4)[:, ::2]
     assert cache.keys(pairs).tolist() == pairs.tolist()
     assert cache.keys(pairs).flags.c_contiguous
-    for wrong in (np.zeros(2, np.uint64), np.zeros((2, 3), np.uint64)):
-        with pytest.raises(ValueError, match=r"shape \(count, 2\)"):
-            cache.keys(wrong)
 
 
 COUNT, PARTS, SIZE = 5, 3, 4096
