@@ -139,7 +139,7 @@ def test_lmcache_finds_windows_and_states_of_a_hybrid_model(
 def test_sglang_stores_and_loads_pages_through_the_backend(
     server: IndexServer, start: Callable[..., Role]
 ) -> None:
-    role = start("sglang_role.py")
+    role = start("sglang_role.py", "storage")
     report = role.receive()
     role.end()
     assert report["differences"] == []
@@ -151,7 +151,7 @@ def test_sglang_stores_and_loads_pages_through_the_backend(
 def test_the_controller_of_sglang_has_equal_results_with_beluga_and_files(
     server: IndexServer, start: Callable[..., Role], tmp_path: Path, seed: int
 ) -> None:
-    role = start("sglang_controller_role.py", str(tmp_path), str(seed))
+    role = start("sglang_role.py", "controller", str(tmp_path), str(seed))
     report = role.receive()
     role.end()
     assert report["differ"] == []
@@ -168,7 +168,7 @@ def test_the_controller_of_sglang_has_equal_results_with_beluga_and_files(
 def test_hybrid_pools_of_sglang_have_equal_results_with_beluga_and_files(
     server: IndexServer, start: Callable[..., Role], tmp_path: Path, seed: int
 ) -> None:
-    role = start("sglang_pools_role.py", str(tmp_path), str(seed))
+    role = start("sglang_role.py", "pools", str(tmp_path), str(seed))
     report = role.receive()
     role.end()
     assert len(report["runs"]) == 3
@@ -187,7 +187,7 @@ def test_hybrid_pools_of_sglang_have_equal_results_with_beluga_and_files(
 def test_sglang_never_finds_kv_of_other_weights_adapters_or_salts(
     server: IndexServer, start: Callable[..., Role]
 ) -> None:
-    role = start("sglang_weights_role.py")
+    role = start("sglang_role.py", "weights")
     report = role.receive()
     role.end()
     assert "ConnectorError: SGLang 0.5.19 gives" in report.pop("refusal")
