@@ -23,8 +23,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import logging
-import re
 import threading
 from array import array
 from collections.abc import Iterable, Sequence
@@ -33,7 +31,6 @@ from typing import ClassVar, NamedTuple
 from beluga._ffi import core, ffi, lib
 from beluga._shared import when_forked
 from beluga.errors import EventError, RouterError, raise_for_status
-from beluga.limit import LogLimit
 from beluga.router.events import Cleared, Removed, RouterEvent, Stored, Tier
 from beluga.router.hashing import U64, words
 from beluga.router.policy import Matches, Query
@@ -195,8 +192,6 @@ class Tree:
         return TreeStat(stat.blocks, stat.names, stat.block_max, stat.name_max, stat.evicted)
 
 
-log = logging.getLogger(__name__)
-
 WORKERS_MAX = 63  # the bits of one word per tier and block
 BLOCKS_MAX = 1 << 21
 NAMES_PER_BLOCK = 2  # engines with their own hashes need one name each
@@ -256,8 +251,6 @@ class Indexer:
         self._ranks: dict[Worker, int] = {}
         self._workers: list[Worker | None] = [None] * (workers + 1)  # by rank; rank 0 is the pool
         self._last: dict[Worker, int] = {}
-        self._unlogged = 0  # failed events since the last log message
-        self._limit = LogLimit()
         self.follows_pool = False  # engines' events about the pool are then ignored
 
     def _after_fork(self) -> None:
@@ -279,26 +272,6 @@ class Indexer:
                     self.counts.invalid += 1
                     raise
                 self._conclude(event, status)
-
-    def apply_all(self, events: Iterable[RouterEvent]) -> int:
-        """Apply events. Returns how many failed; the last failure is logged, at most one of a kind
-        per minute.
-        """
-        failed, why = 0, ""
-        for event in events:
-            try:
-                self.apply(event)
-            except EventError as error:
-                failed, why = failed + 1, str(error)
-        if failed:
-            self._complain(failed, why)
-        return failed
-
-    def _complain(self, failed: int, why: str) -> None:
-        self._unlogged += failed
-        if self._limit.passes(re.sub("[0-9]+", "", why)) is not None:
-            log.warning("%d KV events could not be applied; the last: %s", self._unlogged, why)
-            self._unlogged = 0
 
     def find_matches(self, tokens_hashes: Sequence[int], *, early_exit: bool = False) -> Matches:
         """Return how many of a request's leading blocks each worker holds. A worker without the

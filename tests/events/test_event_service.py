@@ -197,23 +197,6 @@ def test_a_late_subscriber_gets_the_table_first(pool: Pool, tmp_path: Path) -> N
             assert router.blocks() == table(pool)
 
 
-def test_blocks_from_before_the_server_are_in_the_table(pool: Pool, tmp_path: Path) -> None:
-    with IndexServer(pool), KVCache(pool, namespace="x") as cache:
-        put(cache, 0, 9)
-    with serving(pool, tmp_path), follow(tmp_path) as router:
-        assert eventually(lambda: len(router.blocks()) == 9)
-
-
-def test_a_new_server_is_a_gap(pool: Pool, tmp_path: Path) -> None:
-    with follow(tmp_path) as router:
-        for first in range(0, 30, 10):
-            with serving(pool, tmp_path), KVCache(pool, namespace="x") as cache:
-                remove(cache, *range(first - 5, first))
-                put(cache, first, 10)
-                assert eventually(lambda: router.blocks() == table(pool), timeout_s=60)
-        assert len(router.blocks()) == 20
-
-
 def test_lost_changes_are_a_gap_and_the_table_is_sent_again(pool: Pool, tmp_path: Path) -> None:
     with (
         serving(pool, tmp_path, journal_room=4) as service,

@@ -14,7 +14,8 @@ import resource
 import threading
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -102,6 +103,45 @@ async def test_a_listener_needs_no_more_files_than_are_required_of_it(tmp_path: 
         announcer.close()
 
 
+@asynccontextmanager
+async def started(
+    start: Callable[..., Any], engine: FakeEngine, files: int, *words: object
+) -> AsyncIterator[tuple[str, str]]:
+    """Run ``beluga gateway`` with few descriptors. Yields the addresses of its listeners."""
+    async with engine:
+        child = start(
+            *("gateway", "--worker", engine.url, "--port", 0, "--admin", "127.0.0.1:0"),
+            *("--health-interval", 0.1, *words),
+        )
+        resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (files, files))
+        base, admin = await asyncio.to_thread(addresses, child)
+        while await asyncio.to_thread(health, admin) != "up":
+            await asyncio.sleep(0.02)
+        yield base, admin
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n", WHOLE])
+async def test_idle_connections_do_not_block_others(start: Callable[..., Any], sent: bytes) -> None:
+    engine = FakeEngine()
+    body = {"model": "fake", "prompt": "a"}
+    async with started(start, engine, FILES) as (base, _), aiohttp.ClientSession() as client:
+        url = f"{base}/v1/completions"
+        engine.faults.hold = asyncio.Event()
+        async with client.post(url, json={**body, "stream": True}) as stream:
+            host, port = base.removeprefix("http://").split(":")
+            idle = [await asyncio.open_connection(host, int(port)) for _ in range(FILES)]
+            for _, writer in idle:
+                writer.write(sent)
+            async with aiohttp.ClientSession() as other:
+                for _ in range(3):
+                    async with other.post(url, json=body) as answer:
+                        assert answer.status == 200
+            for _, writer in idle:
+                writer.close()
+            engine.faults.hold.set()
+            assert (await stream.read()).endswith(b"data: [DONE]\n\n")
+
+
 @pytest.mark.parametrize("feeds", [0, 3])
 async def test_clients_beyond_the_file_limit_get_an_error_and_others_are_served(
     start: Callable[..., Any], tmp_path: Path, feeds: int
@@ -111,27 +151,17 @@ async def test_clients_beyond_the_file_limit_get_an_error_and_others_are_served(
     """
     if feeds:
         pytest.importorskip("zmq", reason="pyzmq is not installed")
-    files = FILES + 12 * feeds
     engine = FakeEngine()
     engine.faults.hold = asyncio.Event()
-    connector = aiohttp.TCPConnector(limit=0)
-    async with engine, aiohttp.ClientSession(connector=connector) as client:
-        child = start(
-            *("gateway", "--worker", engine.url, "--port", 0, "--admin", "127.0.0.1:0"),
-            *("--health-interval", 0.1, "--policy", "linear"),
-            *(
-                word
-                for number in range(feeds)
-                for word in (
-                    "--kv-events",
-                    f"{engine.url}=ipc://{tmp_path}/e{number},ipc://{tmp_path}/r{number}",
-                )
-            ),
-        )
-        resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (files, files))
-        base, admin = await asyncio.to_thread(addresses, child)
-        while await asyncio.to_thread(health, admin) != "up":
-            await asyncio.sleep(0.02)
+    words: list[object] = ["--policy", "linear"]
+    async with engine:  # for its address
+        for number in range(feeds):
+            where = f"{engine.url}=ipc://{tmp_path}/e{number},ipc://{tmp_path}/r{number}"
+            words += ["--kv-events", where]
+    async with (
+        started(start, engine, FILES + 12 * feeds, *words) as (base, admin),
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client,
+    ):
 
         async def complete() -> tuple[int, bytes]:
             body = {"model": "fake", "prompt": "a", "stream": True}
@@ -150,49 +180,13 @@ async def test_clients_beyond_the_file_limit_get_an_error_and_others_are_served(
         assert await asyncio.to_thread(health, admin) == "up"
         engine.faults.hold.set()
         answers = await asyncio.gather(*clients)
-        assert Counter(status for status, _ in answers) == {
-            200: served,
-            503: CLIENTS - served,
-        }
+        assert Counter(status for status, _ in answers) == {200: served, 503: CLIENTS - served}
         for status, body in answers:
             whole = body.endswith(b"data: [DONE]\n\n")
             assert whole if status == 200 else b"open files allows; raise it (ulimit -n)" in body
         for _ in range(FILES):
             assert (await complete())[0] == 200
         assert await asyncio.to_thread(health, admin) == "up"
-
-
-@pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n", WHOLE])
-async def test_idle_connections_do_not_block_others(start: Callable[..., Any], sent: bytes) -> None:
-    async def while_others_idle(base: str) -> None:
-        async with aiohttp.ClientSession() as client:
-            host, port = base.removeprefix("http://").split(":")
-            idle = [await asyncio.open_connection(host, int(port)) for _ in range(FILES)]
-            for _, writer in idle:
-                writer.write(sent)
-            body = {"model": "fake", "prompt": "a"}
-            for _ in range(3):
-                async with client.post(f"{base}/v1/completions", json=body) as answer:
-                    assert answer.status == 200
-            for _, writer in idle:
-                writer.close()
-
-    async with FakeEngine() as engine, aiohttp.ClientSession() as client:
-        child = start(
-            *("gateway", "--worker", engine.url, "--port", 0, "--admin", "127.0.0.1:0"),
-            *("--health-interval", 0.1),
-        )
-        resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
-        base, admin = await asyncio.to_thread(addresses, child)
-        while await asyncio.to_thread(health, admin) != "up":
-            await asyncio.sleep(0.02)
-        engine.faults.hold = asyncio.Event()
-        body = {"model": "fake", "prompt": "a"}
-        url = f"{base}/v1/completions"
-        async with client.post(url, json={**body, "stream": True}) as stream:
-            await while_others_idle(base)
-            engine.faults.hold.set()
-            assert (await stream.read()).endswith(b"data: [DONE]\n\n")
 
 
 async def test_exhausted_descriptors_of_the_gateway_are_not_an_engine_failure(

@@ -188,40 +188,6 @@ def test_listeners_live_as_long_as_their_engines(monkeypatch: pytest.MonkeyPatch
     assert closed == ["tcp://2", "tcp://1", "tcp://3"]
 
 
-def test_salted_blocks_are_found_only_with_their_salt(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    msgspec = pytest.importorskip("msgspec")
-    decoders: list[WireDecoder] = []
-
-    class RecordingListener:
-        def __init__(self, index: Indexer, decoder: WireDecoder, *_: str | None) -> None:
-            decoders.append(decoder)
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr("beluga.gateway.cache.Listener", RecordingListener)
-    memory = Memory(monkeypatch, announced=True)
-    memory.cache.joined(Engine(A, EngineSpec("http://a", events="tcp://a")))
-    for name, parent, salt in ((11, None, "mine"), (12, 11, None), (13, 12, None)):
-        first = 4 * (name - 11)
-        event = {
-            "type": "BlockStored",
-            "block_hashes": [name],
-            "parent_block_hash": parent,
-            "token_ids": list(range(first, first + 4)),
-            "block_size": 4,
-            "extra_keys": [[salt] if salt else None],
-        }
-        batch = decoders[0].batch(msgspec.msgpack.encode([1.0, [event]]))
-        assert memory.cache.index is not None
-        assert memory.cache.index.indexer.apply_all(batch.events) == 0
-    assert memory.blocks(memory.query(salt="mine")) == 3
-    assert memory.blocks(memory.query(salt="another's")) == memory.blocks(memory.query()) == 0
-    memory.cache.close()
-
-
 def test_a_closed_listener_receives_no_events() -> None:
     pytest.importorskip("zmq")
 
@@ -488,54 +454,3 @@ async def test_a_router_logs_its_advice(caplog: pytest.LogCaptureFixture) -> Non
             await until(lambda: "95% of KV memory is in use" in caplog.text)
             await asyncio.sleep(0)
     assert "advice: add a worker" in caplog.text
-
-
-NAMES = (
-    "dynamo_component_router_requests_total",
-    "dynamo_component_router_time_to_first_token_seconds_bucket",
-    "dynamo_component_router_inter_token_latency_seconds_bucket",
-    "dynamo_component_router_input_sequence_tokens_bucket",
-    "dynamo_component_router_output_sequence_tokens_bucket",
-    "dynamo_component_router_kv_hit_rate_bucket",
-    "dynamo_component_router_cached_tokens_bucket",
-    "dynamo_router_overhead_block_hashing_ms_bucket",
-    "dynamo_router_overhead_indexer_find_matches_ms_bucket",
-    "dynamo_router_overhead_seq_hashing_ms_bucket",
-    "dynamo_router_overhead_scheduling_ms_bucket",
-    "dynamo_router_overhead_total_ms_bucket",
-    "dynamo_frontend_worker_active_decode_blocks",
-    "dynamo_frontend_worker_active_prefill_tokens",
-    "dynamo_frontend_worker_last_time_to_first_token_seconds",
-    "dynamo_frontend_worker_last_inter_token_latency_seconds",
-    "dynamo_frontend_router_queue_pending_requests",
-    "dynamo_kv_hit_rate",
-    "dynamo_routing_latency_seconds_bucket",
-    "beluga_gateway_worker_kv_usage_ratio",
-    "beluga_gateway_worker_kv_blocks",
-)
-
-
-async def test_metrics_have_dynamos_names() -> None:
-    engine = FakeEngine()
-    engine.faults.pause_s = 0.02
-    engine.metrics = (
-        'vllm:num_requests_running{engine="0"} 3.0\n'
-        'vllm:num_requests_waiting{engine="0"} 2.0\n'
-        'vllm:kv_cache_usage_perc{engine="0"} 0.25\n'
-        'vllm:cache_config_info{block_size="16",num_gpu_blocks="400"} 1.0\n'
-        'vllm:prefix_cache_queries_total{engine="0"} 1000.0\n'
-        'vllm:prefix_cache_hits_total{engine="0"} 300.0\n'
-        'vllm:external_prefix_cache_hits_total{engine="0"} 200.0\n'
-    )
-    async with routed(engine) as site:
-        assert (await site.completed())[0] == 200
-        await until(lambda: [e.num_requests_waiting for e in site.service.loads().values()] == [2])
-        text = await site.text("/metrics")
-        assert [name for name in NAMES if f"\n{name}" not in text] == []
-        worker = f'{{worker="{engine.url}"}}'
-        assert f"dynamo_kv_hit_rate{worker} 0.5" in text
-        assert f"beluga_gateway_worker_kv_usage_ratio{worker} 0.25" in text
-        assert f"beluga_gateway_worker_kv_blocks{worker} 400.0" in text
-        assert 'dynamo_component_router_requests_total{model="fake",status="200"} 1.0' in text
-        assert 'router_output_sequence_tokens_sum{model="fake"} 5.0' in text
-        assert "dynamo_routing_latency_seconds_count 1.0" in text

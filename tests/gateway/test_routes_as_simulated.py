@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -15,6 +16,7 @@ pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 import numpy as np
 from routed import ANY_PORT
 
+from beluga.errors import EventError
 from beluga.gateway import EngineSpec, Limits, Service, Settings
 from beluga.gateway.attempts import Attempts
 from beluga.gateway.engine import Health
@@ -111,11 +113,10 @@ class Replayed:
         index = self.service.index().indexer
         for worker, tier, lead in holders:
             if lead < len(names):
-                index.apply_all([RouterEvent(worker, Removed(names[lead:]), tier=tier)])
+                with contextlib.suppress(EventError):  # some are not there
+                    index.apply(RouterEvent(worker, Removed(names[lead:]), tier=tier))
             if lead:
-                index.apply_all(
-                    [RouterEvent(worker, Stored(names[:lead], local[:lead]), tier=tier)]
-                )
+                index.apply(RouterEvent(worker, Stored(names[:lead], local[:lead]), tier=tier))
 
     def route(self, request: int, query: Query, caches: Caches, now: float) -> Worker:
         self.clock.now = now

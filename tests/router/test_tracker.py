@@ -166,17 +166,6 @@ def test_prefills_progress_at_the_rate_of_the_oldest() -> None:
     assert tracker.load(A).active_prefill_tokens == 25
 
 
-def test_a_prefill_without_a_prediction_stops_the_spill_over() -> None:
-    tracker = LoadTracker([A])
-    tracker.add("first", A, query(isl=100), NOTHING, now=0, prefill_s=2.0)
-    tracker.add("second", A, query(isl=50), NOTHING, now=0)
-    tracker.refresh(9)
-    assert tracker.load(A).active_prefill_tokens == 50
-    tracker.prefill_done("first", 9)
-    tracker.refresh(20)
-    assert tracker.load(A).active_prefill_tokens == 50
-
-
 def test_the_expected_delay_of_a_late_prefill_doubles() -> None:
     tracker = LoadTracker([A])
     tracker.add("first", A, query(isl=100), NOTHING, now=10, prefill_s=2.0)

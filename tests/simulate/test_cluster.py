@@ -19,7 +19,7 @@ from support.plain_policies import PLAIN, plain_choice
 
 from beluga._ffi import ffi
 from beluga.errors import AllWorkersBusyError, SimulateError
-from beluga.router import Candidates, Choice, Goals, Overlap, Query, Worker, costs
+from beluga.router import Choice, Goals, Overlap, Query, Worker, costs
 from beluga.simulate import (
     MEMORIES,
     Options,
@@ -107,30 +107,8 @@ def test_policies_get_the_settings_that_they_have() -> None:
     assert ran.router.policy.estimator is ran.estimator
 
 
-def overlaps(made: Cluster) -> list[Overlap]:
-    """Return the blocks of the first request that each worker holds."""
-    candidates = Candidates(made.router.workers)
-    made._matches(Query(61, BLOCK)).fill(candidates)
-    return [candidate.overlap for candidate in candidates]
-
-
 def ids(*blocks: int) -> object:
     return ffi.new("uint32_t[]", list(blocks))
-
-
-@pytest.mark.parametrize(("own", "host"), [(5, 3), (1, 0)])
-def test_dram_of_a_worker_holds_blocks_beyond_hbm(own: int, host: int) -> None:
-    made = cluster(TraceEntry(0, 61, 1, range(6)), memory="split", workers=2)
-    made.engines[1].hbm.put(ids(0, 1), 2)
-    made.engines[1].far.tier.put(ids(*range(own)), own)
-    assert overlaps(made) == [Overlap(), Overlap(device=2, host=host)]
-
-
-def test_blocks_of_a_pool_are_hits_for_every_worker() -> None:
-    made = cluster(TraceEntry(0, 61, 1, range(6)), workers=2)
-    made.engines[0].hbm.put(ids(0, 1), 2)
-    made.engines[1].far.tier.put(ids(*range(5)), 5)
-    assert overlaps(made) == [Overlap(device=2, shared=3), Overlap(shared=5)]
 
 
 @pytest.mark.parametrize(("count", "hours"), [(1, 6 + 3 * 4), (-1, 6 + 4)])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections import Counter, deque
 from dataclasses import dataclass
 from random import Random
@@ -85,26 +84,6 @@ def test_hbm_hits_are_free_and_local_dram_is_slower() -> None:
     assert (cluster.requests[-1].device, cluster.requests[-1].far) == (0, 10)
 
 
-def test_a_prompt_waits_only_for_the_current_decode_step() -> None:
-    alone = run(trace_of(TraceEntry(0, 100, 1000, ())), ONE_WORKER).requests[0]
-    first, second = run(
-        trace_of(TraceEntry(0, 100, 1000, ()), TraceEntry(5, 2000, 1, ())), ONE_WORKER
-    ).requests
-    step = (QWEN.h + QWEN.decode_ms(1, 1100)) / 1e3
-    prefill = (QWEN.h + QWEN.prefill_ms(2000) + QWEN.f + QWEN.g * 1100) / 1e3
-    assert prefill * 0.99 <= second.first_token - 5 <= step + prefill
-    # The prompt's step delays the decoding request, but does not skip its steps.
-    assert first.done - alone.done == pytest.approx(prefill - step, abs=1e-3)
-
-
-def test_the_time_of_a_decode_step_depends_on_the_sum_of_contexts() -> None:
-    prompts = [TraceEntry(0, 8192, 1, ()), *[TraceEntry(0.01, 512, 50, ())] * 4]
-    requests = run(trace_of(*prompts), ONE_WORKER).requests[1:]
-    assert len({request.done for request in requests}) == 1
-    steps = sum(QWEN.h + QWEN.decode_ms(4, 4 * (513 + step)) for step in range(49)) / 1e3
-    assert requests[0].done - requests[0].first_token == pytest.approx(steps)
-
-
 def test_hbm_bounds_concurrent_requests_and_all_slots_are_released() -> None:
     options = dataclasses.replace(ONE_WORKER, hbm=12 * 512 * QWEN.kv_bytes_per_token)
     prompts = [TraceEntry(0, 4096, 200, range(n * 8, n * 8 + 8)) for n in range(5)]
@@ -115,13 +94,6 @@ def test_hbm_bounds_concurrent_requests_and_all_slots_are_released() -> None:
     [engine] = cluster.engines
     assert engine.hbm.used == 0
     assert engine.hbm.stat.present <= 12
-
-
-def test_a_request_that_fits_no_worker_is_refused() -> None:
-    options = dataclasses.replace(ONE_WORKER, hbm=4 * 512 * QWEN.kv_bytes_per_token)
-    cluster = run(trace_of(TraceEntry(0, 2048, 10, ()), TraceEntry(1, 100, 10, ())), options)
-    assert cluster.refused == 1
-    assert [math.isnan(request.done) for request in cluster.requests] == [True, False]
 
 
 def test_serial_workers_fetch_and_then_compute_one_after_another() -> None:
@@ -417,21 +389,6 @@ def test_a_tier_matches_a_naive_model(seed: int) -> None:
         assert tier.used == naive.held() + naive.reserved
 
 
-def test_a_chain_is_evicted_from_its_end() -> None:
-    tier = SimulatedTier(10, 4)
-    tier.put(ids(0, 1, 2), 3)
-    tier.put(ids(5, 6, 7), 3)
-    assert tier.lead(ids(0, 1, 2), 3) == 1
-    assert tier.lead(ids(5, 6, 7), 3) == 3
-    assert tier.stat.evicted == 2
-
-
-def test_of_a_chain_that_does_not_fit_the_beginning_is_kept() -> None:
-    tier = SimulatedTier(10, 3)
-    assert tier.put(ids(*range(8)), 8) == 8
-    assert tier.lead(ids(*range(8)), 8) == 3
-
-
 def test_hits_do_not_change_the_order_of_fifo() -> None:
     for eviction, retained in (("lru", True), ("fifo", False)):
         tier = SimulatedTier(10, 2, eviction)
@@ -440,17 +397,6 @@ def test_hits_do_not_change_the_order_of_fifo() -> None:
         tier.touch(ids(0), 1)
         tier.put(ids(2), 1)
         assert bool(tier.lead(ids(0), 1)) is retained
-
-
-def test_held_blocks_are_not_evicted() -> None:
-    tier = SimulatedTier(10, 2)
-    tier.put(ids(0, 1), 2)
-    tier.hold(ids(0, 1), 2)
-    assert tier.put(ids(2), 1) == 0
-    assert not tier.reserve(1)
-    tier.drop(ids(0, 1), 2)
-    assert tier.reserve(2)
-    assert tier.stat.present == 0
 
 
 def test_several_tiers_are_queried_at_once() -> None:
