@@ -14,51 +14,43 @@ import click
 import beluga
 from beluga import config
 from beluga.cli import logs
-from beluga.cli.frame import CommandGroup, Exit, Option, Program, parameters_of
+from beluga.cli.frame import CommandGroup, Option, Program, parameters_of
 from beluga.cli.options import LogFormat, LogLevel
 from beluga.errors import SettingsError
 
 
-def _show_version(requested: bool) -> None:
-    if requested:
+def _show_version(context: click.Context, _: click.Parameter, requested: bool) -> None:
+    if requested and not context.resilient_parsing:
         click.echo(f"beluga-kv {beluga.__version__}")
-        raise Exit
+        context.exit()
 
 
-def _show_completion(requested: bool) -> None:
+def _show_completion(context: click.Context, _: click.Parameter, requested: bool) -> None:
     """Print the script with which a shell completes the commands of this program."""
-    if not requested:
+    if not requested or context.resilient_parsing:
         return
     from click.shell_completion import get_completion_class
 
-    name = config.shell()
+    name, root = config.shell(), context.command
     shell = get_completion_class(name)
     if shell is None:
         raise click.UsageError(f"SHELL is {name or 'not set'}; set it to bash, zsh or fish")
-    root = click.get_current_context().command
     variable = f"_{root.name}_COMPLETE".replace("-", "_").upper()
     click.echo(shell(root, {}, root.name or "", variable).source())
-    raise Exit
+    context.exit()
+
+
+_FLAG: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
+_COMPLETION_HELP = "Print the script that completes commands and options in your SHELL."
 
 
 def _options(
-    version: Annotated[
-        bool, Option("--version", callback=_show_version, help="Show the version.")
-    ] = False,
     config: Annotated[
         Path | None,
         Option(help="Read the defaults of options from this beluga.toml; /dev/null for none."),
     ] = None,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
-    show_completion: Annotated[
-        bool,
-        Option(
-            "--show-completion",
-            callback=_show_completion,
-            help="Print the script that completes commands and options in your SHELL.",
-        ),
-    ] = False,
 ) -> None:
     """Declare the options before a command."""
 
@@ -103,7 +95,12 @@ def _key(name: str) -> str:
 
 
 def _program(name: str, text: str, targets: Mapping[str, str | CommandGroup]) -> Program:
-    return Program(text, targets, name=name, params=parameters_of(_options), callback=_prepare)
+    version = click.Option(["--version"], callback=_show_version, help="Show the version.", **_FLAG)
+    completion = click.Option(
+        ["--show-completion"], callback=_show_completion, help=_COMPLETION_HELP, **_FLAG
+    )
+    params = [version, *parameters_of(_options), completion]
+    return Program(text, targets, name=name, params=params, callback=_prepare)
 
 
 app = _program(

@@ -13,12 +13,10 @@ import functools
 import inspect
 import math
 import re
-import shutil
 import sys
 import textwrap
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -47,8 +45,7 @@ def explains(*legends: Legend) -> Callable[[Function], Function]:
 
 def legends_of(command: Any) -> tuple[Legend, ...]:
     """Return the legends of a command, or of a function that wraps it."""
-    legends: tuple[Legend, ...] = getattr(command, "legends", ())
-    return legends
+    return getattr(command, "legends", ())
 
 
 _WIDTH_MIN = 20  # columns
@@ -58,102 +55,91 @@ _INDENT = 2
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": _WIDTH_MAX}
 
 BadParameter = click.BadParameter
-Context = click.Context
 Exit = click.exceptions.Exit
 
 
-@dataclass(frozen=True)
-class _Details:
-    """What an option or an argument may specify.
+class Option:
+    """An option of a command; without names it has that of its parameter.
 
     ``words`` are its only values; ``completes`` returns the shell's completions of a text;
     ``parser`` raises BadParameter.
     """
 
-    help: str = ""
-    metavar: str | None = None
-    min: float = -math.inf
-    max: float = math.inf
-    words: tuple[str, ...] = ()
-    parser: Callable[[str], Any] | None = None
-    completes: Callable[[str], list[str]] | None = None
-    callback: Callable[[bool], None] | None = None  # of a flag that ends the program
-
-
-class Option:
-    """An option of a command; without names it has that of its parameter."""
-
-    def __init__(self, *names: str, **details: Any) -> None:
-        self.names, self.details = names, _Details(**details)
+    def __init__(
+        self,
+        *names: str,
+        help: str = "",  # noqa: A002  the words of click and of a range
+        metavar: str | None = None,
+        min: float = -math.inf,  # noqa: A002
+        max: float = math.inf,  # noqa: A002
+        words: tuple[str, ...] = (),
+        parser: Callable[[str], Any] | None = None,
+        completes: Callable[[str], list[str]] | None = None,
+    ) -> None:
+        self.names, self.help, self.metavar = names, help, metavar
+        self.min, self.max = min, max
+        self.words, self.parser, self.completes = words, parser, completes
 
 
 class Argument(Option):
     """A positional argument of a command."""
 
 
-class _Value(click.ParamType):  # type: ignore[type-arg]
-    """Values of an option; ``toml`` are their types in beluga.toml, ``expected`` describes them."""
+class Value(click.ParamType):  # type: ignore[type-arg]
+    """The values of an option. Those of a number are in its range; infinity and NaN are in no
+    range. ``toml`` are their types in beluga.toml, ``expected`` describes them.
+    """
 
     name = "text"
-    toml: tuple[type, ...] = (str,)
-    expected = "text in quotes"
 
-    def __init__(self, details: _Details) -> None:
-        self.details = details
+    def __init__(self, kind: type, option: Option) -> None:
+        self.kind, self.option = kind, option
+        self.is_number = kind in (int, float) and option.parser is None
+        self.toml: tuple[type, ...] = (str,)
+        self.expected = "text in quotes"
+        if self.is_number:
+            self.toml = (int,) if kind is int else (int, float)
+            self.expected = "a whole number" if kind is int else "a number"
+        elif kind is int:  # bytes, which the parser reads
+            self.toml, self.expected = (int, str), "a size, such as 4096 or '64M'"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        words, parser = self.details.words, self.details.parser
-        if words and value not in words:
-            *others, last = words
+        option = self.option
+        if self.is_number:
+            return self._number(value)
+        if option.words and value not in option.words:
+            *others, last = option.words
             choices = f"{', '.join(others)} or {last}" if others else last
             self.fail(f"is {value!r}; give {choices}")
-        return parser(value) if parser is not None else value
+        if option.parser is not None:
+            parsed = option.parser(value)
+            if self.kind is int and not option.min <= parsed <= option.max:
+                self.fail(f"is {value}; give {self.range()} bytes")
+            return parsed
+        return Path(value) if self.kind is Path else value
 
-    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-        if self.details.completes is not None:
-            return [CompletionItem(text) for text in self.details.completes(incomplete)]
-        return [CompletionItem(text) for text in self.details.words if text.startswith(incomplete)]
-
-
-class _Size(_Value):
-    """Bytes, with a parser of texts such as 64M."""
-
-    toml = (int, str)
-    expected = "a size, such as 4096 or '64M'"
-
-
-class Number(_Value):
-    """An int or a float in a range. Infinity and NaN are in no range."""
-
-    def __init__(self, kind: type[int] | type[float], details: _Details) -> None:
-        super().__init__(details)
-        self.kind = kind
-        self.toml = (int,) if kind is int else (int, float)
-        self.expected = "a whole number" if kind is int else "a number"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        low, high = self.details.min, self.details.max
+    def _number(self, value: Any) -> float:
         try:
-            number = self.kind(value)
+            number: float = self.kind(value)
         except (ValueError, OverflowError):
-            self.fail(f"is {value!r}; give {self.expected}{self._range()}")
-        if not low <= number <= high or math.isinf(number):
-            self.fail(f"is {value}; give {self._range().lstrip() or 'a finite number'}")
+            self.fail(f"is {value!r}; give {f'{self.expected} {self.range()}'.strip()}")
+        if not self.option.min <= number <= self.option.max or math.isinf(number):
+            self.fail(f"is {value}; give {self.range() or 'a finite number'}")
         return number
 
-    def _range(self) -> str:
-        low, high = self.details.min, self.details.max
+    def range(self) -> str:
+        """Return the range of a number as text, or ""."""
+        low, high = self.option.min, self.option.max
         if math.isfinite(low) and math.isfinite(high):
-            return f" {low} to {high}"
-        return f" at least {low}" if math.isfinite(low) else ""
-
-
-class _Path(_Value):
-    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
-        return Path(value)
+            return f"{low} to {high}"
+        return f"at least {low}" if math.isfinite(low) else ""
 
     def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(incomplete, type="file")]
+        if self.kind is Path:
+            return [CompletionItem(incomplete, type="file")]
+        if self.option.completes is not None:
+            return [CompletionItem(text) for text in self.option.completes(incomplete)]
+        return [CompletionItem(text) for text in self.option.words if text.startswith(incomplete)]
 
 
 class _Formatter(click.HelpFormatter):
@@ -184,6 +170,8 @@ class _Formatter(click.HelpFormatter):
 
 def width() -> int:
     """Return the width of the terminal, or COLUMNS."""
+    import shutil  # slow to import
+
     return max(shutil.get_terminal_size().columns, _WIDTH_MIN)
 
 
@@ -266,7 +254,7 @@ def _row(param: Any) -> tuple[str, str]:
         param.default, int | float | str
     ):
         notes.append(f"default: {param.default}")
-    if isinstance(param.type, Number) and (limits := param.type._range().strip()):
+    if isinstance(param.type, Value) and param.type.is_number and (limits := param.type.range()):
         notes.append(limits)
     return names, f"{param.help or ''} [{'; '.join(notes)}]" if notes else param.help or ""
 
@@ -278,6 +266,7 @@ class CommandGroup(click.Group):
     """
 
     context_class = _HelpContext
+    format_help_text = Command.format_help_text
 
     def __init__(
         self, text: str, targets: Mapping[str, str | CommandGroup], **details: Any
@@ -300,10 +289,6 @@ class CommandGroup(click.Group):
         if args and args[0] not in self.targets and not ctx.resilient_parsing:
             ctx.fail(f"{args[0]!r} is not a command{suggest(args[0], self.targets)}")
         return super().resolve_command(ctx, args)
-
-    def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        formatter.write_paragraph()
-        formatter.write_text(self.help or "")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Options"):
@@ -391,85 +376,53 @@ def command_of(name: str, target: str) -> Command:
         ends = {name: list(values[name] or ()) or None for name in several}
         function(**values | ends)
 
-    takes_context = _CONTEXT in inspect.signature(function).parameters
-    return Command(
-        name,
-        callback=click.pass_context(_with_context(run)) if takes_context else run,
-        params=params,
-        help=inspect.cleandoc(function.__doc__ or ""),
-        context_settings=_SETTINGS,
-    )
-
-
-_CONTEXT = "context"  # the name of the parameter that receives click's context
-
-
-def _with_context(run: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(run)
-    def run_in(context: click.Context, **values: Any) -> None:
-        run(**values, **{_CONTEXT: context})
-
-    return run_in
+    text = inspect.cleandoc(function.__doc__ or "")
+    return Command(name, callback=run, params=params, help=text, context_settings=_SETTINGS)
 
 
 def parameters_of(function: Callable[..., None]) -> list[Any]:
     """Return click's parameters for those of a function."""
     hints = typing.get_type_hints(function, include_extras=True)
-    signature = inspect.signature(function).parameters
     return [
-        _parameter(name, hints[name], signature[name].default)
-        for name in signature
-        if name != _CONTEXT
+        _parameter(name, hints[name], parameter.default)
+        for name, parameter in inspect.signature(function).parameters.items()
     ]
 
 
 def _parameter(name: str, hint: Any, default: Any) -> Any:
     if typing.get_origin(hint) is typing.Union:  # Python 3.10 makes one of a default of None
         hint = typing.get_args(hint)[0]
-    hint, described = typing.get_args(hint)
-    details: _Details = described.details
+    hint, option = typing.get_args(hint)
     kind, several = _kind_of(hint)
-    value = _type_of(kind, details)
-    metavar = details.metavar or ("|".join(details.words) or _METAVARS.get(kind, "TEXT"))
+    value = Value(kind, option)
     required = default is inspect.Parameter.empty
-    if isinstance(described, Argument):
+    if isinstance(option, Argument):
         argument = click.Argument(
             [name],
             type=value,
             nargs=-1 if several else 1,
-            metavar=details.metavar or name.upper(),
+            metavar=option.metavar or name.upper(),
             required=required,
             **({} if required or several else {"default": default}),
         )
-        vars(argument)["help"] = details.help  # which click has only for options
+        vars(argument)["help"] = option.help  # which click has only for options
         return argument
     plain = f"--{name.replace('_', '-')}"
-    names = list(described.names) or [f"{plain}/--no-{plain[2:]}" if kind is bool else plain]
     if kind is bool:
-        ends: Any = details.callback and _ending(details.callback)
-        return click.Option(
-            [name, *names],
-            is_flag=True,
-            default=default,
-            help=details.help,
-            **({"callback": ends, "is_eager": True, "expose_value": False} if ends else {}),
-        )
+        names = option.names or (f"{plain}/--no-{plain[2:]}",)
+        return click.Option([name, *names], is_flag=True, default=default, help=option.help)
     return click.Option(
-        [name, *names],
+        [name, *(option.names or (plain,))],
         type=value,
         multiple=several,
         default=None if required else default,
         required=required,
-        metavar=metavar,
-        help=details.help,
+        metavar=option.metavar or ("|".join(option.words) or _METAVARS.get(kind, "TEXT")),
+        help=option.help,
     )
 
 
 _METAVARS = {int: "N", float: "X", Path: "PATH"}
-
-
-def _ending(callback: Callable[[bool], None]) -> Callable[..., None]:
-    return lambda ctx, param, value: None if ctx.resilient_parsing else callback(value)
 
 
 def _kind_of(hint: Any) -> tuple[type, bool]:
@@ -478,11 +431,3 @@ def _kind_of(hint: Any) -> tuple[type, bool]:
     if typing.get_origin(hint) is list:
         return inner[0], True
     return _kind_of(inner[0]) if inner else (hint, False)
-
-
-def _type_of(kind: type, details: _Details) -> _Value:
-    if kind is Path:
-        return _Path(details)
-    if details.parser is not None:
-        return _Size(details) if kind is int else _Value(details)
-    return Number(kind, details) if kind in (int, float) else _Value(details)

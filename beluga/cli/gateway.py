@@ -18,9 +18,8 @@ from beluga.choices import (
     STEP_TOKENS,
 )
 from beluga.cli import logs
-from beluga.cli.caller_options import CallerOptions, with_callers
 from beluga.cli.frame import Option
-from beluga.cli.options import JsonLines, LogFormat, LogLevel, among, need, size
+from beluga.cli.options import JsonLines, LogFormat, LogLevel, as_bad_value, need, size
 from beluga.cli.output import announce
 from beluga.cli.routing_options import (
     GPU_PATH,
@@ -39,6 +38,7 @@ from beluga.cli.routing_options import (
 )
 from beluga.cli.services import Manager
 from beluga.conventions import GATEWAY_ADMIN_PORT, GATEWAY_PORT
+from beluga.errors import RouterError
 
 if TYPE_CHECKING:
     from beluga.gateway import Limits, Prefill, Service
@@ -94,7 +94,8 @@ Queues = Annotated[
 RuleName = Annotated[
     str,
     Option(
-        completes=among(*PREFILL_RULES),
+        words=PREFILL_RULES,
+        metavar="RULE",
         help=f"The rule for remote prefill: {', '.join(PREFILL_RULES)}.",
     ),
 ]
@@ -156,7 +157,7 @@ IndexRanks = Annotated[
 QueueOrder = Annotated[
     str,
     Option(
-        completes=among(*QUEUE_ORDERS),
+        words=QUEUE_ORDERS,
         help=f"The order of waiting requests: {', '.join(QUEUE_ORDERS)}.",
     ),
 ]
@@ -205,8 +206,33 @@ TokenGoal = Annotated[
     float | None, Option(min=0, help="The objective of the advice: seconds between tokens.")
 ]
 
+AllowHost = Annotated[
+    list[str] | None,
+    Option(
+        metavar="NAME",
+        help=(
+            "An additional name of this router in requests' Host headers; * accepts all. Repeat "
+            "the option for each name."
+        ),
+    ),
+]
+AllowOrigin = Annotated[
+    list[str] | None,
+    Option(
+        metavar="ORIGIN",
+        help="A site whose pages may send forms without an API key, such as https://chat.example.",
+    ),
+]
+AdminToken = Annotated[
+    Path | None,
+    Option(metavar="FILE", help=("A file with the token required on the operators' address.")),
+]
+Tls = Annotated[
+    str,
+    Option(metavar="CERTIFICATE,KEY", help="Use TLS on both addresses, with these PEM files."),
+]
 
-@with_callers
+
 def gateway(
     worker: Workers = None,
     model: Models = None,
@@ -250,34 +276,44 @@ def gateway(
     log_level: LogLevel = None,
     log_format: LogFormat = None,
     json: JsonLines = False,
-    *,
-    callers: CallerOptions,
+    allow_host: AllowHost = None,
+    allow_origin: AllowOrigin = None,
+    admin_token: AdminToken = None,
+    tls: Tls = "",
 ) -> None:
     """Route requests of OpenAI's API to engines, until SIGTERM or Ctrl-C."""
     service = _begin(log_level, log_format, events=bool(kv_events or pool_events))
-    bodies = (max_body, max_bodies, body_wait)
-    settings_of_service = service.Settings(
-        policy=_checked_policy(policy),
-        estimator=estimator_of(costs, bandwidth, local_bandwidth, gpu_path, step_tokens),
-        engines=service.read_engines(worker or (), model or (), kv_events or ()),
-        pool_events=pool_events,
-        pool_events_token=_token(pool_events_token),
-        workers_file=workers_file,
-        listen=service.Address(host, port),
-        admin=service.Address.parse(admin) if admin else None,
-        callers=service.Callers.read(*callers),
-        tokenizer=tokenizer,
-        chat_template=chat_template,
-        trust_request_chat_template=trust_request_chat_template,
-        block_size=block_size,
-        index_ranks=index_ranks,
-        seed=seed,
-        **_advice(advise, ttft_goal, token_goal),
-        prefill=_prefill(prefill_queue, prefill_when, prefill_threshold, prefill_wait),
-        queue=queue,
-        queue_threshold=queue_threshold,
-        limits=_limits(queue_wait, max_inflight, retries, stall, health_interval, drain, bodies),
-    )
+    with as_bad_value(RouterError):
+        settings_of_service = service.Settings(
+            policy=_checked_policy(policy),
+            estimator=estimator_of(costs, bandwidth, local_bandwidth, gpu_path, step_tokens),
+            engines=service.read_engines(worker or (), model or (), kv_events or ()),
+            pool_events=pool_events,
+            pool_events_token=_token(pool_events_token),
+            workers_file=workers_file,
+            listen=service.Address(host, port),
+            admin=service.Address.parse(admin) if admin else None,
+            callers=service.Callers.read(allow_host, allow_origin, admin_token, tls),
+            tokenizer=tokenizer,
+            chat_template=chat_template,
+            trust_request_chat_template=trust_request_chat_template,
+            block_size=block_size,
+            index_ranks=index_ranks,
+            seed=seed,
+            **_advice(advise, ttft_goal, token_goal),
+            prefill=_prefill(prefill_queue, prefill_when, prefill_threshold, prefill_wait),
+            queue=queue,
+            queue_threshold=queue_threshold,
+            limits=_limits(
+                queue_wait,
+                max_inflight,
+                retries,
+                stall,
+                health_interval,
+                drain,
+                (max_body, max_bodies, body_wait),
+            ),
+        )
     service.run(service.serve(settings_of_service, partial(_print_addresses, json=json)))
 
 

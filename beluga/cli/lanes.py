@@ -71,7 +71,7 @@ def serve_lanes(
     secured = serve.secured_endpoint(admin, admin_token, admin_tls)
     registered = serve.named_handlers(handlers)
     if detach:
-        detached(pool, json, program="cxl-rpc")
+        detached(pool, json, module="cxl_rpc")
         return
     logs.begin(log_level, log_format)
     with open_pool(pool) as opened:

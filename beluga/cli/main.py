@@ -20,7 +20,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from beluga.errors import BadValueError, BelugaError, DeviceSpecError, SettingsError
+from beluga.errors import (
+    BadTypeError,
+    BadValueError,
+    BelugaError,
+    DeviceSpecError,
+    SettingsError,
+)
 
 _PLAIN = {
     **dict.fromkeys("█▓▇▉▊▋", "#"),
@@ -30,7 +36,7 @@ _PLAIN = {
     **dict.fromkeys("│┃║", "|"),
 }
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_WRONG_VALUES = (BadValueError, DeviceSpecError, SettingsError)
+_WRONG_VALUES = (BadTypeError, BadValueError, DeviceSpecError, SettingsError)
 _TOOLS = ("click", "rich", "msgspec")
 
 

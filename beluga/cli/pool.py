@@ -154,6 +154,7 @@ BlockBytes = Annotated[
     int | None,
     Option(
         parser=size,
+        min=64,
         metavar="SIZE",
         help=(
             "The smallest block that will be stored: the table gets an entry for each one that "
@@ -169,6 +170,8 @@ BulkSize = Annotated[
     int | None,
     Option(
         parser=size,
+        min=4096,
+        max=64 << 20,
         metavar="SIZE",
         help=(
             "The largest call, or part of a longer message, in bytes: 4K to 64M. Each lane takes "

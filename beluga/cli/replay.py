@@ -192,7 +192,8 @@ def replay(
         engine_blocks=engine_blocks,
         engine_offload=engine_offload,
     )
-    options.check()
+    with as_bad_value(ReplayError):
+        options.check()
     requests, reading = _requests(named(trace, form, rate, time_unit, block_tokens))
     with progress(f"replaying {len(requests):,} requests", shown=not json) as advance:
         result = run_replay(requests, options, note=print_note, advance=advance)

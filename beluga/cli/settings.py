@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 from beluga import config
-from beluga.cli.frame import Context, Legend, Number, explains, parameters_of, suggest
+from beluga.cli.frame import Legend, explains, parameters_of, suggest
 from beluga.cli.options import Host, Json, LogFormat, LogLevel, PoolPaths
 from beluga.cli.output import print_json, print_note, print_table
 from beluga.errors import SettingsError
@@ -90,14 +90,6 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def load(path: Path | None, context: Context, above: Mapping[str, str]) -> FileSettings:
-    """Read the file for the context's program. Raises SettingsError.
-
-    ``above`` maps overridden keys to their flag or variable.
-    """
-    return FileSettings() if path is None else _Reader(path, context, above).settings()
-
-
 def tables(root: Any) -> dict[str, tuple[str, ...]]:
     """Return the words of each command by the name of its table.
 
@@ -118,147 +110,159 @@ def key_of(option: Any) -> str:
     return max(option.opts, key=len).lstrip("-").replace("-", "_")  # type: ignore[no-any-return]
 
 
+def load(path: Path | None, context: click.Context, above: Mapping[str, str]) -> FileSettings:
+    """Read the file for the context's program, and check every value. Raises SettingsError.
+
+    ``above`` maps overridden keys to their flag or variable.
+    """
+    if path is None:
+        return FileSettings()
+    try:
+        return _Reader(context, above).settings(path, _parsed(path))
+    except _WrongSettingError as error:
+        what, text = error.args
+        joint = " " if text.startswith("is ") else ": "
+        raise SettingsError(f"{path}: {what}{joint}{text}") from None
+
+
+class _WrongSettingError(Exception):
+    """A setting, and what is wrong with it."""
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        with path.open("rb") as file:
+            data = file.read(_SIZE_MAX + 1)
+        if len(data) > _SIZE_MAX:
+            raise SettingsError(f"{path} has more than {_SIZE_MAX} bytes; make it smaller")
+        parsed: dict[str, Any] = tomllib.loads(decode_text(data))
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise SettingsError(f"{path}, line {line}: the text is not UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path}: {error}") from None
+    except RecursionError:
+        raise SettingsError(f"{path}: its lists are nested too deeply") from None
+    return parsed
+
+
 class _Reader:
-    def __init__(self, path: Path, context: Context, above: Mapping[str, str]) -> None:
-        self._path, self._context, self._above = path, context, above
+    def __init__(self, context: click.Context, above: Mapping[str, str]) -> None:
+        self._context, self._above = context, above
         self._root: Any = context.command
         self._tables = tables(self._root)
-        self._shared_options = options(parameters_of(_shared))
         self._rows: dict[tuple[str, str], FileSetting] = {}
         self._defaults: dict[str, Any] = {}
 
-    def settings(self) -> FileSettings:
-        """Check every value of the file."""
-        for name, value in self._parsed().items():
+    def settings(self, path: Path, parsed: Mapping[str, Any]) -> FileSettings:
+        of_all = options(parameters_of(_shared))
+        for name, value in parsed.items():
+            table = name.replace("_", "-")
             if name == "copy":
                 self._read_copies(value)
             elif isinstance(value, dict):
-                self._read_table(name, value)
-            elif name.replace("_", "-") in self._tables:
-                raise self._wrong(name, f"is a table; write [{name}] above its settings")
-            elif name.replace("-", "_") not in self._shared_options:
-                names = [*self._shared_options, *(f"[{table}]" for table in self._tables)]
-                raise self._wrong(name, f"is not a setting of all commands{suggest(name, names)}")
+                self._read_table(name, table, value)
+            elif table in self._tables:
+                raise _WrongSettingError(name, f"is a table; write [{name}] above its settings")
+            elif name.replace("-", "_") not in of_all:
+                names = [*of_all, *(f"[{table}]" for table in self._tables)]
+                text = f"is not a setting of all commands{suggest(name, names)}"
+                raise _WrongSettingError(name, text)
             else:
-                self._keep("", name, self._shared_options, value)
+                self._check("", name, name, of_all, value)
         shared = {key: row.value for (table, key), row in self._rows.items() if not table}
         if "host" in shared:  # the other keys also apply to commands without that option
             self._share_host(shared["host"])
-        return FileSettings(self._path, shared, self._defaults, tuple(self._rows.values()))
+        return FileSettings(path, shared, self._defaults, tuple(self._rows.values()))
 
-    def _parsed(self) -> dict[str, Any]:
-        if sys.version_info >= (3, 11):
-            import tomllib
-        else:
-            import tomli as tomllib
-        try:
-            with self._path.open("rb") as file:
-                data = file.read(_SIZE_MAX + 1)
-            if len(data) > _SIZE_MAX:
-                raise SettingsError(
-                    f"{self._path} has more than {_SIZE_MAX} bytes; make it smaller"
-                )
-            parsed: dict[str, Any] = tomllib.loads(decode_text(data))
-        except OSError as error:
-            raise SettingsError(f"{self._path}: {error.strerror}") from None
-        except UnicodeDecodeError as error:
-            line = data.count(b"\n", 0, error.start) + 1
-            raise SettingsError(f"{self._path}, line {line}: the text is not UTF-8") from None
-        except tomllib.TOMLDecodeError as error:
-            raise SettingsError(f"{self._path}: {error}") from None
-        except RecursionError:
-            raise SettingsError(f"{self._path}: its lists are nested too deeply") from None
-        return parsed
-
-    def _read_table(self, name: str, values: Mapping[str, object]) -> None:
-        table = name.replace("_", "-")
+    def _read_table(self, name: str, table: str, values: Mapping[str, object]) -> None:
         if table not in self._tables:
-            self._refuse_table(table)
-            return
+            if (self._root.name == "beluga") != table.startswith("cxl-rpc-"):
+                raise _WrongSettingError(f"[{table}]", self._no_table(table))
+            return  # of the other program
         by_key = options(self._root.at(self._tables[table]).params)
         for setting, value in values.items():
-            key = setting.replace("-", "_")
+            what, key = f"[{name}] {setting}", setting.replace("-", "_")
             if key in ONCE:
-                text = "applies to one run only; give it on the command line"
-                raise self._wrong(f"[{name}] {setting}", text)
+                raise _WrongSettingError(
+                    what, "applies to one run only; give it on the command line"
+                )
             if key not in by_key:
                 text = f"is not an option of this command{suggest(key, by_key)}"
-                raise self._wrong(f"[{name}] {setting}", text)
-            row = self._keep(table, setting, by_key, value)
+                raise _WrongSettingError(what, text)
+            row = self._check(table, setting, what, by_key, value)
             if not row.unused:
-                self._default(self._tables[table], by_key[key], row.value)
+                self._inside(self._tables[table])[by_key[key].name] = row.value
+
+    def _no_table(self, table: str) -> str:
+        if self._root.name != "beluga":
+            return f"is not a command of {self._root.name}"
+        inside = [f"[{name}]" for name in self._tables if name.startswith(f"{table}-")]
+        if inside:
+            return f"is a group of commands; write {', '.join(inside)}"
+        return f"is not a command{suggest(table, self._tables)}"
 
     def _read_copies(self, values: object) -> None:
         """Check the sizes of copies, which caches read (:func:`beluga.config.copy_settings`)."""
         from beluga.transfer import copy_setting_names
 
         if not isinstance(values, dict):
-            raise self._wrong("copy", "is a table; write [copy] above its settings")
+            raise _WrongSettingError("copy", "is a table; write [copy] above its settings")
         names = copy_setting_names()
         for name, value in values.items():
             key = name.replace("_", "-")
             if key not in names:
                 text = f"is not a size of copies{suggest(key, names)}"
-                raise self._wrong(f"[copy] {name}", text)
+                raise _WrongSettingError(f"[copy] {name}", text)
             if type(value) is not int or value < 0:
-                raise self._wrong(f"[copy] {name}", f"is {value!r}; give a number of bytes")
+                raise _WrongSettingError(f"[copy] {name}", f"is {value!r}; give a number of bytes")
             self._rows["copy", key] = FileSetting("copy", key, value, "")
 
-    def _refuse_table(self, table: str) -> None:
-        """Raise SettingsError unless the table belongs to the other program."""
-        if (self._root.name == "beluga") == table.startswith("cxl-rpc-"):
-            return
-        if self._root.name != "beluga":
-            raise self._wrong(f"[{table}]", f"is not a command of {self._root.name}")
-        inside = [f"[{name}]" for name in self._tables if name.startswith(f"{table}-")]
-        if inside:
-            raise self._wrong(f"[{table}]", f"is a group of commands; write {', '.join(inside)}")
-        raise self._wrong(f"[{table}]", f"is not a command{suggest(table, self._tables)}")
-
-    def _keep(self, table: str, name: str, by_key: Mapping[str, Any], value: object) -> FileSetting:
+    def _check(
+        self, table: str, name: str, what: str, by_key: Mapping[str, Any], value: object
+    ) -> FileSetting:
         """Check a value and record it. A list of one item may be given without brackets."""
-        what = f"[{table}] {name}" if table else name
         key = name.replace("-", "_")
         option = by_key[key]
         if (table, key) in self._rows:
-            raise self._wrong(what, "is given twice, with - and with _")
+            raise _WrongSettingError(what, "is given twice, with - and with _")
         if option.multiple and not isinstance(value, list):
             value = [value]
         kinds = (bool,) if option.is_flag else option.type.toml
-        expected = "true or false" if option.is_flag else option.type.expected
         for item in value if option.multiple and isinstance(value, list) else [value]:
             if not isinstance(item, kinds) or (isinstance(item, bool) and not option.is_flag):
-                raise self._wrong(what, f"is {_show(item)}; give {expected}")
+                expected = "true or false" if option.is_flag else option.type.expected
+                raise _WrongSettingError(what, f"is {_show(item)}; give {expected}")
         try:
             option.type_cast_value(self._context, value)
         except click.BadParameter as error:
-            raise self._wrong(what, error.message.rstrip(".")) from None
+            raise _WrongSettingError(what, error.message.rstrip(".")) from None
         row = self._rows[table, key] = FileSetting(table, key, value, self._above.get(key, ""))
         return row
 
     def _share_host(self, host: object) -> None:
-        """Make ``host`` the default of each command of this run that has the option."""
+        """Make ``host`` the default of each command of this run that has the option, unless its
+        table has one.
+        """
         invoked = self._context.invoked_subcommand
         for words in self._root.leaves():
             if invoked in (None, words[0]):
                 option = options(self._root.at(words).params).get("host")
-                # --host of the gateway is an address
-                if option is not None and isinstance(option.type, Number):
-                    self._default(words, option, host, over=False)
+                if option is not None and option.type.is_number:  # the gateway's is an address
+                    self._inside(words).setdefault(option.name, host)
 
-    def _default(
-        self, words: tuple[str, ...], option: Any, value: object, *, over: bool = True
-    ) -> None:
-        """Set a default of a command; ``over`` replaces a shared default."""
+    def _inside(self, words: tuple[str, ...]) -> dict[str, Any]:
+        """Return the defaults of a command, for changes."""
         inside = self._defaults
         for word in words:
             inside = inside.setdefault(word, {})
-        if over or option.name not in inside:
-            inside[option.name] = value
-
-    def _wrong(self, what: str, text: str) -> SettingsError:
-        joint = " " if text.startswith("is ") else ": "
-        return SettingsError(f"{self._path}: {what}{joint}{text}")
+        return inside
 
 
 def _show(value: object) -> str:
@@ -278,13 +282,13 @@ _LEGEND = Legend(
 
 
 @explains(_LEGEND)
-def show_settings(context: Context, json: Json = False) -> None:
+def show_settings(json: Json = False) -> None:
     """Show which beluga.toml is read, and its settings.
 
     Flags override the environment, the environment overrides the file, and the file overrides
     defaults.
     """
-    file = context.find_root().obj or FileSettings()
+    file = click.get_current_context().find_root().obj or FileSettings()
     searched = [str(path) for path in config.settings_paths()]
     if json:
         rows = [vars(row) for row in file.rows]

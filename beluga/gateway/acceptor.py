@@ -22,7 +22,7 @@ import ssl
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
-from beluga.errors import RouterError
+from beluga.errors import BadValueError, RouterError
 from beluga.gateway.protocol import Refusal
 from beluga.gateway.settings import Address, Settings
 from beluga.http_server import Share, accept
@@ -136,12 +136,12 @@ def of_clients(settings: Settings) -> Middleware:
 
 def of_operators(settings: Settings, address: Address) -> Middleware:
     """Return the check of the operators' listener: a Host that is this machine's, no page of
-    another site, JSON, and the token if there is one. Raises RouterError if other machines can
+    another site, JSON, and the token if there is one. Raises BadValueError if other machines can
     connect, and need no token.
     """
     token = settings.callers.admin_token
     if token is None and not is_loopback(address.host):
-        raise RouterError(
+        raise BadValueError(
             f"the admin address {address.host}:{address.port} is reachable from other machines; "
             "give --admin-token FILE, or listen on 127.0.0.1"
         )

@@ -69,8 +69,8 @@ def pool_size_for(
         stripes_min = (lane_count * _LANE_SIZE + block_count * _TABLE_LINES_SIZE) // STRIPE_SIZE + 8
         if wanted_size < stripes_min * STRIPE_SIZE:
             raise ReplayError(
-                f"a pool of {show_size(wanted_size)} has no room for its tables and a few blocks; "
-                f"give at least {show_size(stripes_min * STRIPE_SIZE)}"
+                f"a pool (--pool-bytes) of {show_size(wanted_size)} has no room for its tables and "
+                f"a few blocks; give at least {show_size(stripes_min * STRIPE_SIZE)}"
             )
         return PoolSize(device_size, block_count, lane_count)
     chunks_size = block_size // 4096  # an upper bound for the checksums
@@ -206,8 +206,8 @@ class ReplayOptions:
         """Raise ReplayError for sizes that fit no trace."""
         if self.block_size < _BLOCK_SIZE_MIN or self.block_size % 8:
             raise ReplayError(
-                f"a block of {self.block_size} bytes is too small or uneven; use a multiple "
-                f"of 8, at least {_BLOCK_SIZE_MIN}"
+                f"a block (--block-bytes) of {self.block_size} bytes is too small or uneven; give "
+                f"a multiple of 8, at least {_BLOCK_SIZE_MIN}"
             )
         self.size_for([])
 

@@ -149,9 +149,9 @@ def test_an_invalid_call_prints_one_line_and_sets_the_exit_status(
     for words, code, text in (
         (("nothing",), 1, "no handler 'nothing'; it has add, norm"),
         (("add", "two"), 2, "'two' is not a valid int in JSON"),
-        (("add", "1.5"), 1, "add: a is 1.5; give int"),
-        (("add", "1", "2", "3"), 1, "too many positional arguments; its signature is add(a: int"),
-        (("price", '{"count": 1}'), 1, "is not a valid Order"),
+        (("add", "1.5"), 2, "add: a is 1.5; give int"),
+        (("add", "1", "2", "3"), 2, "too many positional arguments; its signature is add(a: int"),
+        (("price", '{"count": 1}'), 2, "is not a valid Order"),
         (("200",), 1, "no handler for this method"),
         (("64", "a", "b"), 2, "a method takes one argument"),
     ):
@@ -252,9 +252,6 @@ def test_a_pool_is_made_with_room_for_long_calls(run_command: RunCommand, shm: P
     assert ended.returncode == 0, ended.stderr
     with Pool.open([path]) as opened:
         assert opened.geometry.bulk_size == 1 << 20
-    refused = run_command("pool", "create", path, "--force", "--bulk-size", "100", entry="main")
-    assert refused.returncode == 1
-    assert "--bulk-size (bulk_size) is from 4096 to 67108864, not 100" in refused.stderr
 
 
 @pytest.mark.parametrize("entry", ["cxl_rpc", "main"])

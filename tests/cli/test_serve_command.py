@@ -243,7 +243,7 @@ def test_a_background_standby_takes_over_and_both_servers_can_be_stopped(
         assert second["status"].startswith("standing by")
         third = run("serve", *pool, "--standby", "--detach")
         assert (third.returncode, third.stderr.count("\n")) == (1, 1)
-        assert "stop both with 'beluga stop'" in third.stderr
+        assert "give 'beluga stop' first" in third.stderr
         os.kill(first["pid"], signal.SIGKILL)
         log = Path(second["log"])
         assert eventually(lambda: "epoch 2" in log.read_text())

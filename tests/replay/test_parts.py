@@ -225,7 +225,7 @@ def test_a_pool_of_a_given_size_is_cut_into_stripes() -> None:
 def test_the_smallest_pool_has_its_tables_and_eight_stripes() -> None:
     """16 lanes of 512 KiB and 1034 blocks of 128 bytes are 4 stripes."""
     assert pool_size_for(requests(range(10)), 4096, 24 * MIB).total_size == 24 * MIB
-    with pytest.raises(ReplayError, match=r"a pool of 24.0 MiB has no room .* at least 24 MiB"):
+    with pytest.raises(ReplayError, match=r"of 24.0 MiB has no room .* at least 24 MiB"):
         pool_size_for(requests(range(10)), 4096, 24 * MIB - 1)
     with pytest.raises(ReplayError, match="at least 32 MiB"):
         pool_size_for(requests(range(1 << 16)), 4096, 30 * MIB)
@@ -456,7 +456,7 @@ def test_the_pool_is_in_memory_if_it_fits(
 @pytest.mark.parametrize("size", [0, 56, 63, 68])
 def test_blocks_are_64_bytes_at_least_in_steps_of_8(size: int) -> None:
     with pytest.raises(
-        ReplayError, match=f"a block of {size} bytes is too small or uneven; use a multiple of 8"
+        ReplayError, match=f"of {size} bytes is too small or uneven; give a multiple of 8"
     ):
         run.replay(
             [], run.ReplayOptions(block_size=size), note=print, advance=lambda done, total: None
