@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from beluga.conventions import EVENTS_USER
 from beluga.errors import RouterError
@@ -18,9 +18,6 @@ from beluga.gateway.engine import Engine
 from beluga.listening import Token
 from beluga.open_files import require_zmq_files
 from beluga.router import HashBlocks, Indexer, PoolFeed, Subscription, WireDecoder
-
-if TYPE_CHECKING:
-    from beluga.router import Indexer
 
 log = logging.getLogger(__name__)
 
@@ -35,46 +32,96 @@ _PENDING_MAX = 100_000  # messages; this is vLLM's own high-water mark
 _SOCKETS = 2  # events, and replays
 
 
-class Listener:
-    """Feeds an index from a PUB endpoint in its own task until closed.
+class _Follower:
+    """The sockets that follow a publisher: one for its messages, and one that requests replays.
 
     Raises RouterError if pyzmq is missing, an endpoint is invalid, or too few files can be opened.
     """
 
     def __init__(
-        self, indexer: Indexer, decoder: WireDecoder, endpoint: str, replay: str | None
+        self, what: str, endpoint: str, replay: str | None, *, token: Token | None = None
     ) -> None:
         try:
             import zmq
             import zmq.asyncio
         except ModuleNotFoundError:
-            raise RouterError("KV events need pyzmq; pip install 'beluga-kv[router]'") from None
-        self.received = 0  # received messages
+            raise RouterError(f"{what} need pyzmq; pip install 'beluga-kv[router]'") from None
+        require_zmq_files(f"following {endpoint}", sockets=_SOCKETS, error=RouterError)
         self.endpoint = endpoint
+        self._zmq, self._replay_endpoint, self._token = zmq, replay, token
+        self._context = zmq.asyncio.Context()
+        try:
+            self._live = self._socket(zmq.SUB)
+            self._live.setsockopt(zmq.SUBSCRIBE, b"")
+            self._prepare(self._live)
+            self._live.connect(endpoint)
+            self._replay = self._replay_requests()
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            shown = ",".join(filter(None, (endpoint, replay)))
+            raise RouterError(f"the endpoint of {what} {shown} is invalid: {error}") from None
+
+    def _prepare(self, live: Any) -> None:
+        """Set the options of the socket for messages."""
+
+    def _socket(self, kind: int) -> Any:
+        socket = self._context.socket(kind)
+        if self._token is not None:
+            socket.setsockopt(self._zmq.PLAIN_USERNAME, EVENTS_USER)
+            socket.setsockopt(self._zmq.PLAIN_PASSWORD, self._token.secret)
+        return socket
+
+    def _replay_requests(self) -> Any:
+        """Return a new socket that requests replays, or None without a replay endpoint."""
+        if self._replay_endpoint is None:
+            return None
+        replay = self._socket(self._zmq.DEALER)
+        replay.connect(self._replay_endpoint)
+        return replay
+
+    async def _request_replay(
+        self, wanted: list[bytes], feed: Subscription | PoolFeed, late: str
+    ) -> None:
+        """Request and receive a replay; ``late`` is logged if it does not come. Live messages stay
+        in their socket meanwhile.
+        """
+        await self._replay.send_multipart(wanted)
+        last = False
+        while not last:
+            try:
+                frames = await asyncio.wait_for(self._replay.recv_multipart(), REPLAY_S)
+            except asyncio.TimeoutError:
+                log.warning("%s", late)
+                feed.replay_failed()
+                self._replay.close(linger=0)  # this drops a late reply
+                self._replay = self._replay_requests()
+                return
+            last = feed.replayed(frames)
+
+
+class Listener(_Follower):
+    """Feeds an index from a PUB endpoint in its own task until closed. Raises RouterError."""
+
+    def __init__(
+        self, indexer: Indexer, decoder: WireDecoder, endpoint: str, replay: str | None
+    ) -> None:
+        super().__init__("KV events", endpoint, replay)
+        self.received = 0  # received messages
         self.has_replay = replay is not None
         self._drop_timer: asyncio.TimerHandle | None = None  # set while the publisher is missing
         self.alone_since: float | None = time.monotonic()  # None while there is a publisher
         self.subscription = Subscription(indexer, decoder, replay=replay is not None)
-        require_zmq_files(f"following {endpoint}", sockets=_SOCKETS, error=RouterError)
-        self._zmq = zmq
-        self._context = zmq.asyncio.Context()
-        try:
-            self._live = self._context.socket(zmq.SUB)
-            self._live.setsockopt(zmq.RCVHWM, _PENDING_MAX)
-            self._live.setsockopt(zmq.SUBSCRIBE, b"")
-            self._live.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-            self._live.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
-            self._monitor = self._live.get_monitor_socket(
-                zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-            )
-            self._live.connect(endpoint)
-            self._replay_endpoint = replay
-            self._replay = self._replay_requests()
-        except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            raise RouterError(f"the endpoint of KV events {endpoint} is invalid: {error}") from None
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._listen()), loop.create_task(self._follow())]
+
+    def _prepare(self, live: Any) -> None:
+        zmq = self._zmq
+        live.setsockopt(zmq.RCVHWM, _PENDING_MAX)
+        live.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+        live.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+        self._monitor = live.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        )
 
     def close(self) -> None:
         """Close the listener."""
@@ -85,22 +132,14 @@ class Listener:
         self._live.disable_monitor()
         self._context.destroy(linger=0)
 
-    def _replay_requests(self) -> Any:
-        """Return a new socket that requests replays, or None without a replay endpoint."""
-        if self._replay_endpoint is None:
-            return None
-        replay = self._context.socket(self._zmq.DEALER)
-        replay.connect(self._replay_endpoint)
-        return replay
-
     async def _listen(self) -> None:
         while True:
             frames = await self._live.recv_multipart()
             self.received += 1
             self.subscription.received(frames)
             if (wanted := self.subscription.wanted) is not None:
-                await self._replay.send_multipart(wanted)
-                await self._receive_replay()
+                late = "KV events were missed, and no replay delivers them"
+                await self._request_replay(wanted, self.subscription, late)
 
     async def _follow(self) -> None:
         """Monitor whether the endpoint's publisher is connected."""
@@ -121,20 +160,6 @@ class Listener:
             ("there is no publisher of KV events at %s; its blocks no longer count"), self.endpoint
         )
         self.subscription.gone()
-
-    async def _receive_replay(self) -> None:
-        """Receive a replay. Live messages stay in their socket meanwhile."""
-        last = False
-        while not last:
-            try:
-                frames = await asyncio.wait_for(self._replay.recv_multipart(), REPLAY_S)
-            except asyncio.TimeoutError:
-                log.warning("KV events were missed, and no replay delivers them")
-                self.subscription.replay_failed()
-                self._replay.close(linger=0)  # this drops a late reply
-                self._replay = self._replay_requests()
-                return
-            last = self.subscription.replayed(frames)
 
 
 UNREAD_S = 60.0  # how long a problem remains after the last unusable event
@@ -253,46 +278,28 @@ LOOK_S = 1.0  # interval of checks for missing messages
 BEHIND_S = 5.0  # time after which missing messages are a problem
 
 
-class PoolListener:
+class PoolListener(_Follower):
     """Feeds an index from the endpoints of ``beluga serve --events`` in its own task until closed.
-    A server that is not running yet, or was replaced, is queried again.
-
-    Raises RouterError if pyzmq is missing, an endpoint is invalid, or too few files can be opened.
+    A server that is not running yet, or was replaced, is queried again. Raises RouterError.
     """
 
     def __init__(
         self, indexer: Indexer, endpoints: str, *, block_size: int, token: Token | None = None
     ) -> None:
         """``endpoints`` is ``ENDPOINT,REPLAY``; ``token`` is that of ``--events-token``."""
-        try:
-            import zmq
-            import zmq.asyncio
-        except ModuleNotFoundError:
-            raise RouterError("pool events need pyzmq; pip install 'beluga-kv[router]'") from None
-        self._endpoints = endpoints
-        self._current_s = time.monotonic()  # last time the index was up to date
-        endpoint, comma, self._replay_endpoint = endpoints.partition(",")
+        endpoint, comma, replay = endpoints.partition(",")
         if not comma:
             raise RouterError(f"'{endpoints}' is not ENDPOINT,REPLAY for the pool's events")
+        super().__init__("pool events", endpoint, replay, token=token)
+        self._endpoints = endpoints
+        self._current_s = time.monotonic()  # last time the index was up to date
         self._block_size = block_size
         self._indexer = indexer
-        self._token = token
         self.feed = PoolFeed(indexer, block_size=block_size)
-        require_zmq_files(f"following {endpoint}", sockets=2, error=RouterError)
-        self._zmq = zmq
-        self._context = zmq.asyncio.Context()
-        try:
-            self._live = self._socket(zmq.SUB)
-            self._live.setsockopt(zmq.RCVHWM, 0)  # received messages are never dropped
-            self._live.setsockopt(zmq.SUBSCRIBE, b"")
-            self._live.connect(endpoint)
-            self._replay = self._replay_requests()
-        except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            raise RouterError(
-                f"the endpoints of pool events {endpoints} are invalid: {error}"
-            ) from None
         self._task = asyncio.get_running_loop().create_task(self._listen())
+
+    def _prepare(self, live: Any) -> None:
+        live.setsockopt(self._zmq.RCVHWM, 0)  # received messages are never dropped
 
     def close(self) -> None:
         """Close the listener."""
@@ -329,43 +336,15 @@ class PoolListener:
             else round(time.monotonic() - received_s, 3),
         }
 
-    def _socket(self, kind: int) -> Any:
-        socket = self._context.socket(kind)
-        if self._token is not None:
-            socket.setsockopt(self._zmq.PLAIN_USERNAME, EVENTS_USER)
-            socket.setsockopt(self._zmq.PLAIN_PASSWORD, self._token.secret)
-        return socket
-
-    def _replay_requests(self) -> Any:
-        replay = self._socket(self._zmq.DEALER)
-        replay.connect(self._replay_endpoint)
-        return replay
-
     async def _listen(self) -> None:
         while True:
             if (wanted := self.feed.wanted) is None:
                 self._current_s = time.monotonic()
             else:
-                await self._replay.send_multipart(wanted)
-                await self._receive_replay()
+                late = "the pool's server does not send its list of blocks; it is requested again"
+                await self._request_replay(wanted, self.feed, late)
             try:
                 frames = await asyncio.wait_for(self._live.recv_multipart(), LOOK_S)
             except asyncio.TimeoutError:
                 continue
             self.feed.received(frames)
-
-    async def _receive_replay(self) -> None:
-        """Receive a replay. Live messages stay in their socket meanwhile."""
-        last = False
-        while not last:
-            try:
-                frames = await asyncio.wait_for(self._replay.recv_multipart(), REPLAY_S)
-            except asyncio.TimeoutError:
-                log.warning(
-                    "the pool's server does not send its list of blocks; it is requested again"
-                )
-                self.feed.replay_failed()
-                self._replay.close(linger=0)  # this drops a late reply
-                self._replay = self._replay_requests()
-                return
-            last = self.feed.replayed(frames)

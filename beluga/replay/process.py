@@ -22,7 +22,7 @@ import msgspec
 
 from beluga.child import start
 from beluga.errors import ReplayError
-from beluga.metrics import REGISTRY, Distribution, Labels, Sample
+from beluga.metrics import REGISTRY, Distribution, Sample
 from beluga.replay.trace import TraceRequest
 from beluga.threads import Thread
 
@@ -55,20 +55,13 @@ class ServerJob(msgspec.Struct, frozen=True):
     admin: tuple[str, int] | None  # the address of the page, over TCP
 
 
-class PackedSeries(msgspec.Struct, array_like=True):
-    """A series: its labels and its value."""
-
-    labels: list[tuple[str, str]]
-    value: float | Distribution
-
-
 class PackedMetric(msgspec.Struct, array_like=True):
     """A metric, as :class:`beluga.metrics.Sample` has it."""
 
     name: str
     kind: str
     help: str
-    series: list[PackedSeries]
+    series: list[tuple[tuple[tuple[str, str], ...], float | Distribution]]  # labels and value
 
 
 class EngineReport(msgspec.Struct):
@@ -85,7 +78,7 @@ def packed(samples: Mapping[str, Sample]) -> list[PackedMetric]:
             name,
             sample.kind,
             sample.help,
-            [PackedSeries(list(labels), value) for labels, value in sample.series.items()],
+            list(sample.series.items()),
         )
         for name, sample in samples.items()
     ]
@@ -101,15 +94,14 @@ def include(line: bytes) -> None:
             metric.name: Sample(
                 metric.kind,
                 metric.help,
-                {_labels(series, engine): series.value for series in metric.series},
+                {
+                    tuple(sorted([("engine", engine), *labels])): value
+                    for labels, value in metric.series
+                },
             )
             for metric in report.metrics
         },
     )
-
-
-def _labels(series: PackedSeries, engine: str) -> Labels:
-    return tuple(sorted([("engine", engine), *series.labels]))
 
 
 _TICKET_SIZE = 4  # bytes of a number in the pipe; a reader never sees part of one

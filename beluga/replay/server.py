@@ -37,7 +37,9 @@ def serve(job: ServerJob) -> None:
     with ExitStack() as cleanup:
         pool = cleanup.enter_context(Pool.open(job.devices))
         server = IndexServer(pool)
-        admin = _open_admin(server, pool, job, cleanup)
+        admin = Admin(server_routes(server, pool), directory=pool.runtime_dir, address=job.admin)
+        cleanup.callback(admin.stop)
+        admin.start()
         service = TierService(server, pool, tiers) if tiers else None
         cleanup.enter_context(server)
         if service is not None:
@@ -49,13 +51,6 @@ def serve(job: ServerJob) -> None:
             include(line)
         if server.failure is not None:
             raise server.failure
-
-
-def _open_admin(server: IndexServer, pool: Pool, job: ServerJob, cleanup: ExitStack) -> Admin:
-    admin = Admin(server_routes(server, pool), directory=pool.runtime_dir, address=job.admin)
-    cleanup.callback(admin.stop)
-    admin.start()
-    return admin
 
 
 def main() -> None:
