@@ -102,7 +102,7 @@ SET_IDENTITY = "set beluga's setting identity to a text that only this model has
 _URL = re.compile(r"([a-z][a-z0-9+.-]+)://")
 _SHARD = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
 _REPORT_S = 30.0
-_SCALARS = (bool, int, float, str, bytes)  # bool is an int
+_SCALARS = (bool, int, float, str, bytes, bytearray)  # bool is an int
 _TORCH_NAMES = ("dtype", "device", "layout", "memory_format")
 _TRANSFORMERS = {"PretrainedConfig", "PreTrainedConfig"}  # one class in transformers 4 and 5
 
@@ -215,13 +215,17 @@ def _fields(value: Any) -> dict[str, Any]:
     one.
     """
     kind = type(value)
-    names: Any = None
+    names: Any
     if isinstance(value, types.SimpleNamespace):
         names = vars(value)
     elif dataclasses.is_dataclass(kind):
         names = [field.name for field in dataclasses.fields(kind)]
-    else:  # of msgspec and of pydantic
-        names = getattr(kind, "__struct_fields__", getattr(kind, "model_fields", None))
+    elif hasattr(kind, "__struct_fields__"):  # of msgspec
+        names = kind.__struct_fields__
+    elif isinstance(names := getattr(kind, "model_fields", None), Mapping):  # of pydantic
+        names = list(names)
+    else:
+        raise TypeError(kind)
     fields = {name: getattr(value, name, None) for name in names}
     return counted(fields, *(base.__name__ for base in kind.__mro__))
 

@@ -350,13 +350,6 @@ def test_after_a_failure_the_pool_is_not_accessed_and_close_does_not_wait(
     assert tried == [1]
 
 
-def test_closed_sessions_free_their_lanes(server: IndexServer, session: Open) -> None:
-    for _ in range(20):  # more than there are lanes
-        attachment = session()
-        assert attachment.cache(NAMESPACE).lookup(DIGESTS) == 0
-        attachment.close()
-
-
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tiemout_ms": 7}, "has no setting tiemout_ms"),
     ({"check_checksums": "yes"}, "check_checksums is 'yes'; it must be bool"),

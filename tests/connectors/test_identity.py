@@ -112,7 +112,20 @@ class Derived(ModelConfig):
 
 DIFFERENT: list[Any] = [
     *(None, True, 1, 1.0, "1", b"1", "", 0, False, 0.0, -0.0, float("nan"), float("inf")),
-    *((), [1], [[1]], ["1"], {1}, {"1"}, frozenset({1, 2}), {1: 2}, {"1": 2}, {"1": "2"}, {}),
+    *(
+        bytearray(b"1"),
+        (),
+        [1],
+        [[1]],
+        ["1"],
+        {1},
+        {"1"},
+        frozenset({1, 2}),
+        {1: 2},
+        {"1": 2},
+        {"1": "2"},
+        {},
+    ),
     *(set(), Kind.ONE, Kind.TWO, Number.ONE, Path("1"), ModelConfig(), ModelConfig(depth=2)),
     *(Derived(), VllmConfig(), VllmConfig(ModelConfig(depth=2)), ["map"], ["enum", "Kind", 1]),
     *(["float", "1.0"], ["path", "1"], VllmConfig(name="b"), SimpleNamespace(name="a")),
@@ -168,6 +181,8 @@ def test_forms_are_the_same_in_every_process() -> None:
 
 class Plain:
     """Its repr is an address."""
+
+    model_fields = ("x",)  # not pydantic's
 
 
 RING: list[Any] = []

@@ -76,7 +76,7 @@ def test_objects_are_loaded_by_another_server(adapter: MakeAdapter) -> None:
     assert second.accessed == keys
 
 
-def test_hits_after_misses_are_found(adapter: MakeAdapter) -> None:
+def test_hits_after_misses_are_found_in_any_layout_of_their_group(adapter: MakeAdapter) -> None:
     keys, memories = chunks(12)
     other = [ObjectKey(key.chunk_hash, kv_rank=2, object_group_id=1) for key in keys]
     stored = [0, 1, 4, 5, 6, 11]
@@ -84,6 +84,9 @@ def test_hits_after_misses_are_found(adapter: MakeAdapter) -> None:
     store(l2_adapter, [keys[i] for i in stored] + other, [memories[i] for i in stored] + memories)
     expected = [i in stored for i in range(12)] + [True] * 12
     assert lookup(l2_adapter, keys + other) == load(l2_adapter, keys + other, blank(24)) == expected
+    undescribed, absent = (ObjectKey(name, object_group_id=5) for name in (b"a", b"absent"))
+    store(l2_adapter, [undescribed], [Memory(OTHER, seed=1)])
+    assert lookup(l2_adapter, [keys[0], undescribed, absent]) == [True, True, False]
 
 
 @pytest.mark.usefixtures("records_unpinned")
@@ -160,21 +163,6 @@ def test_objects_of_another_owner_configuration_layout_or_version_are_misses(
     sys.modules[f"{PACKAGE}.l2"].lmcache_version = "0.5.7"  # type: ignore[attr-defined]
     assert lookup(adapter(), keys) == none
     assert lookup(l2_adapter, keys) == [True, True]
-
-
-def test_objects_of_a_group_that_is_not_described_are_found_in_any_layout(
-    adapter: MakeAdapter,
-) -> None:
-    keys, memories = chunks(2)
-    keys = [keys[0], ObjectKey(keys[1].chunk_hash, object_group_id=5)]
-    l2_adapter = adapter()
-    store(l2_adapter, keys[:1], memories[:1])
-    store(l2_adapter, keys[1:], [Memory((2, 4, 64, 16), seed=1)])
-    assert lookup(l2_adapter, [*keys, ObjectKey(b"other", object_group_id=5)]) == [
-        True,
-        True,
-        False,
-    ]
 
 
 def test_an_adapter_that_starts_without_a_server_misses_and_does_not_wait(
@@ -321,7 +309,9 @@ def test_an_object_with_a_pending_deletion_is_a_miss(
     assert lookup(l2_adapter, keys) == [False, True]
 
 
-def test_listeners_are_called_for_each_deleted_object_with_its_size(adapter: MakeAdapter) -> None:
+def test_listeners_are_called_for_each_deleted_object_with_its_size_and_may_delete(
+    adapter: MakeAdapter,
+) -> None:
     l2_adapter, (key,), (memory,) = filled(adapter(), 1)
     l2_adapter.delete([key, key, ObjectKey(b"absent")])
     l2_adapter.delete([key])
@@ -333,6 +323,10 @@ def test_listeners_are_called_for_each_deleted_object_with_its_size(adapter: Mak
     assert lookup(l2_adapter, [key]) == [False]
     l2_adapter.delete([key])
     assert l2_adapter.deleted == [(key, memory.get_size())] * 2  # for LMCache it was a hit
+    l2_adapter._notify_keys_stored = lambda stored, _: l2_adapter.delete(stored[:1])
+    keys, memories = chunks(2)
+    assert store(l2_adapter, keys, memories) > 0
+    assert lookup(l2_adapter, keys) == [False, True]
 
 
 def test_a_deletion_without_a_server_is_executed_after_the_reattachment(
@@ -424,20 +418,6 @@ def test_beyond_the_bound_a_whole_model_is_dropped(
         assert {key for key, _ in l2_adapter.deleted} == set(keys)
         assert store(l2_adapter, keys, memories) > 0
         assert lookup(other, keys) == [True] * 4
-
-
-def test_a_listener_may_delete(adapter: MakeAdapter) -> None:
-    keys, memories = chunks(2)
-    l2_adapter = adapter()
-    notify = l2_adapter._notify_keys_stored
-
-    def stored(new: list[Any], sizes: list[int]) -> None:
-        notify(new, sizes)
-        l2_adapter.delete(new[:1])
-
-    l2_adapter._notify_keys_stored = stored
-    assert store(l2_adapter, keys, memories) > 0
-    assert lookup(l2_adapter, keys) == [False, True]
 
 
 def test_evicted_objects_leave_the_usage_count(

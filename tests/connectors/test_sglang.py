@@ -172,12 +172,16 @@ def test_ranks_that_have_the_same_kv_share_it(backend: Make) -> None:
 
 
 def test_without_a_server_everything_misses(lone_backend: Make) -> None:
-    cache = lone_backend(timeout_ms=200, attached=False)
+    cache, _ = hybrid(lone_backend, 1, timeout_ms=200, attached=False)
     assert cache.batch_exists(keys(2)) == 0
     assert cache.batch_set_v1(keys(2), indices([0, 1])) == [False, False]
     assert cache.batch_get_v1(keys(2), indices([0, 1])) == [False, False]
     assert cache.batch_get(keys(1), [Flat(np.zeros(64))]) == [None]
     assert not cache.set(keys(1)[0], Flat(np.zeros(64)))
+    assert cache.batch_exists_v2(keys(4), REQUESTED).restorable_prefix_pages == []
+    for call in (cache.batch_get_v2, cache.batch_set_v2):
+        missed = call([moved("swa", [0], [0]), moved("mamba", [0], [0])])
+        assert missed == {"swa": [False], "mamba": [False]}
 
 
 def test_a_page_of_another_size_or_without_room_in_the_pool_is_a_miss(backend: Make) -> None:
@@ -292,19 +296,6 @@ def test_a_put_that_began_before_a_clear_is_never_a_hit(
     assert cache.batch_exists(keys(2)) == other.batch_exists(keys(2)) == 0
 
 
-def test_a_pool_without_page_addresses_misses(
-    backend: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_: Any) -> None:
-        raise NotImplementedError("split buffers")
-
-    host_pool = HostPool()
-    monkeypatch.setattr(host_pool, "get_page_buffer_meta", refuse)
-    cache = backend(host_pool)
-    assert cache.batch_set_v1(keys(1), indices([0])) == [False]
-    assert cache.batch_get_v1(keys(1), indices([0])) == [False]
-
-
 def test_sglang_is_not_imported_before_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sglang", None)
     with pytest.raises(ImportError):
@@ -336,14 +327,21 @@ def test_a_backend_counts_its_transfers_and_failures_and_is_reattached(
         assert eventually(lambda: cache.batch_exists(keys(2)) == 2, LONG_S)
 
 
-def test_before_sglang_registers_its_pool_everything_misses(backend: Make) -> None:
-    made = backend()
+def test_without_a_registered_pool_or_its_addresses_everything_misses(
+    backend: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Any) -> None:
+        raise NotImplementedError("split buffers")
+
+    made = backend(host_pool := HostPool())
     cache = type(made)(made._config)
     assert cache.attached  # otherwise the first requests of an engine would miss
     cache.mem_pool_host = HostPool()
-    assert cache.batch_exists(keys(1)) == 0
-    assert cache.batch_set_v1(keys(1), indices([0])) == [False]
-    assert cache.batch_get_v1(keys(1), indices([0])) == [False]
+    monkeypatch.setattr(host_pool, "get_page_buffer_meta", refuse)
+    for each in (cache, made):
+        assert each.batch_exists(keys(1)) == 0
+        assert each.batch_set_v1(keys(1), indices([0])) == [False]
+        assert each.batch_get_v1(keys(1), indices([0])) == [False]
     cache.clear()
     cache.close()
     assert not cache.attached
@@ -361,12 +359,6 @@ def test_calls_without_targets_or_sources_move_nothing(backend: Make) -> None:
     assert cache.batch_exists(keys(2)) == 1
     assert cache.batch_set_v1([], []) == []
     assert cache.get_stats() is None
-
-
-def test_a_kv_pool_of_sglang_is_accepted(backend: Make) -> None:
-    cache, host_pool = backend(), HostPool()
-    cache.register_mem_host_pool_v2(host_pool, "kv")
-    assert cache.registered_pools == {"kv": host_pool}
 
 
 def hybrid(backend: Make, seed: int | None = None, **named: Any) -> tuple[Any, dict[str, HostPool]]:
@@ -461,20 +453,16 @@ def test_a_damaged_page_of_one_pool_is_a_miss_of_that_pool(pool: Pool, backend: 
     assert other.batch_exists_v2(keys(8), REQUESTED).restorable_prefix_pages == [3]
 
 
-def test_states_belong_to_a_rank_where_the_kv_is_the_same_on_all(backend: Make) -> None:
+def test_states_belong_to_a_rank_and_a_page_size(backend: Make) -> None:
+    """Also where the KV is the same on all ranks."""
     cache, _ = hybrid(backend, 1, rank=Config(is_mla_model=True))
     other, _ = hybrid(backend, rank=Config(is_mla_model=True, tp_rank=1))
     store_hybrid(cache)
     assert other.batch_exists_v2(keys(8), REQUESTED[:1]).kv_hit_pages == 5
     assert other.batch_exists_v2(keys(8), REQUESTED[2:3]).kv_hit_pages == 0
-
-
-def test_pages_of_another_page_size_are_misses(backend: Make) -> None:
-    cache, _ = hybrid(backend, 1)
-    store_hybrid(cache)
-    other, wide = backend(), CopiedPool(dtype="float32")
-    other.register_mem_host_pool_v2(wide, "mamba")
-    assert other.batch_exists_v2(keys(8), REQUESTED[2:3]).kv_hit_pages == 0
+    same = backend(HostPool(mla=True), rank=Config(is_mla_model=True))
+    same.register_mem_host_pool_v2(CopiedPool(dtype="float32"), "mamba")
+    assert same.batch_exists_v2(keys(8), REQUESTED[2:3]).kv_hit_pages == 0
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["known", "remote"])
@@ -495,16 +483,6 @@ def test_pages_of_several_pools_are_fetched_from_a_lower_tier(
         assert got == {"swa": [True, True], "mamba": [True]}
         for name in ("swa", "mamba"):
             assert all(map(np.array_equal, source[name].page(5), target[name].page(5)))
-
-
-def test_pools_without_a_server_miss(lone_backend: Make) -> None:
-    cache, _ = hybrid(lone_backend, 1, attached=False)
-    assert cache.batch_exists_v2(keys(4), REQUESTED).restorable_prefix_pages == []
-    for call in (cache.batch_get_v2, cache.batch_set_v2):
-        assert call([moved("swa", [0], [0]), moved("mamba", [0], [0])]) == {
-            "swa": [False],
-            "mamba": [False],
-        }
 
 
 def test_a_kv_pool_without_bytes_has_the_pages_of_the_others(backend: Make) -> None:
