@@ -214,8 +214,9 @@ class TierService:
         self._handle = self._handle_of_link()
         for number, tier in enumerate(self.tiers):
             tier.on_lost(functools.partial(self._lost, _bit(number)))
-        late = [tier for tier in self.tiers if isinstance(tier, LateTier) and not tier.open()]
-        if not late:
+        disk = self.tiers[0]
+        late = disk if isinstance(disk, LateTier) and not self._open(disk) else None
+        if late is None:
             self._report_keys()
         for number in range(1, len(self.tiers)):
             sides = [PoolSide(self._client(), self._handle) for _ in range(_SLOW_LOADS)]
@@ -230,8 +231,8 @@ class TierService:
             self._run(f"onboard-{number}", functools.partial(self._onboard, cold=store == 0))
         for number in range(_SLOW_LOADS if store else 0):
             self._loop(f"cold-{number}", functools.partial(self._onboard_cold, store))
-        for tier in late:
-            self._spawn("late", functools.partial(self._open_late, tier))
+        if late is not None:
+            self._spawn("late", functools.partial(self._open_late, late))
         counters = CountersService(self._server)
         counters.start()
         self._counters = counters
@@ -342,11 +343,19 @@ class TierService:
                 self._work.report(_notes(keys, stored=_bit(number)))
         self._server.lower_reported()
 
+    def _open(self, late: LateTier) -> bool:
+        """Replace a tier that could not be opened by the real one. Returns whether it is open."""
+        tier = late.open()
+        if tier is not None:
+            tier.on_lost(functools.partial(self._lost, _bit(0)))
+            self.tiers = (tier, *self.tiers[1:])
+        return tier is not None
+
     def _open_late(self, tier: LateTier) -> None:
         """Open a tier as soon as possible."""
         while not self._stopping.wait(_OPEN_PERIOD_S):
             try:
-                if tier.open():
+                if self._open(tier):
                     self._report_keys()
                     return
             except Exception as error:

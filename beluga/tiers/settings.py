@@ -29,7 +29,7 @@ from beluga.tiers.disk.file import (
     set_of,
 )
 from beluga.tiers.remote import check_remote, open_remote, split_remote, store_name
-from beluga.tiers.tier import BREAKER_STATE, LowerTier, StoredBlock, remove_durably
+from beluga.tiers.tier import BREAKER_STATE, LowerTier, StoredBlock
 
 if TYPE_CHECKING:
     from beluga.index import IndexServer
@@ -253,13 +253,13 @@ def _check_disk(name: str) -> None:
 
 
 class LateTier:
-    """Replaces the tier that ``opens`` returns until it no longer raises TierError: a
-    :class:`LowerTier`. A standby takes over from a server whose heartbeat has stopped. The old
+    """A :class:`LowerTier` in the place of one that cannot be opened yet: it has no blocks, saves
+    none and removes none. A standby takes over from a server whose heartbeat has stopped. The old
     process still has the disk open, so the standby cannot open it before that process has ended.
 
-    Until then it has no blocks, saves none and removes none. ``names`` are its disks' names in
-    metrics, where each counts as a tier with an open circuit breaker; the real tiers replace these
-    series. ``block_count_max`` is the most blocks that the tier will have.
+    ``opens`` returns the tier, or raises TierError. ``names`` are its disks' names in metrics,
+    where each counts as a tier with an open circuit breaker; the real tiers replace these series.
+    ``block_count_max`` is the most blocks that the tier will have.
     """
 
     def __init__(
@@ -268,14 +268,10 @@ class LateTier:
         self.name = "+".join(names)
         self.block_count_max = block_count_max
         self._opens, self._names = opens, tuple(names)
-        self._tier: LowerTier | None = None
-        self._lost: Callable[[NDArray[np.uint64]], None] = _ignore
         self._why = ""
 
-    def open(self) -> bool:
-        """Try to open the tier. Returns whether it is open. Only one thread may call this."""
-        if self._tier is not None:
-            return True
+    def open(self) -> LowerTier | None:
+        """Try to open the tier. Returns it, or None if that is not possible yet."""
         try:
             tier = self._opens()
         except TierError as error:
@@ -284,61 +280,38 @@ class LateTier:
             if str(error) != self._why:
                 _logger.warning("the pool is served without a tier until it opens: %s", error)
                 self._why = str(error)
-            return False
-        tier.on_lost(self._lost)
-        self._tier = tier
+            return None
         if self._why:
             _logger.warning("%s is open now", self.name)
-        return True
+        return tier
 
     def save(self, records: NDArray[np.void], payload: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Save blocks. Returns which of them are saved now, or were already: none before the tier
-        is open.
-        """
-        if self._tier is None:
-            return np.zeros(len(records), np.bool_)
-        return self._tier.save(records, payload)
+        """Save nothing."""
+        return np.zeros(len(records), np.bool_)
 
     def load(self, keys: NDArray[np.uint64]) -> list[StoredBlock | None]:
-        """Load blocks; before the tier is open, all are misses."""
-        return [None] * len(keys) if self._tier is None else self._tier.load(keys)
+        """Return only misses."""
+        return [None] * len(keys)
 
     def contains(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return which blocks the tier may have: all, before it is open."""
-        return np.ones(len(keys), np.bool_) if self._tier is None else self._tier.contains(keys)
+        """Return True for all keys: the tier may have them."""
+        return np.ones(len(keys), np.bool_)
 
     def remove(self, keys: NDArray[np.uint64]) -> int:
-        """Remove blocks. Returns how many there were: none before the tier is open."""
-        return 0 if self._tier is None else self._tier.remove(keys)
+        """Remove nothing."""
+        return 0
 
     def remove_durably(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Remove blocks durably. Returns which keys have no block left: none before the tier is
-        open.
-        """
-        return (
-            np.zeros(len(keys), np.bool_)
-            if self._tier is None
-            else remove_durably(self._tier, keys)
-        )
+        """Return that no key is removed, so that the caller tries again."""
+        return np.zeros(len(keys), np.bool_)
 
-    def keys(self) -> NDArray[np.uint64] | None:
-        """Return the keys of all blocks that the tier has; None before it is open."""
-        return None if self._tier is None else self._tier.keys()
+    def keys(self) -> None:
+        """Return None: the keys are not known."""
 
     def on_lost(self, lost: Callable[[NDArray[np.uint64]], None]) -> None:
-        """Register ``lost(keys)``, which is called for blocks that the tier drops."""
-        self._lost = lost
-        if self._tier is not None:
-            self._tier.on_lost(lost)
+        """Do nothing: there are no blocks to lose."""
 
     def close(self) -> None:
-        """Close the tier, or stop trying to open it. Idempotent."""
-        if self._tier is not None:
-            self._tier.close()
-            return
+        """Stop trying to open the tier. Idempotent."""
         for name in self._names:
             BREAKER_STATE.remove(tier=name)
-
-
-def _ignore(keys: NDArray[np.uint64]) -> None:
-    """No-op callback."""

@@ -15,6 +15,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,7 +47,7 @@ COUNT = 8
 def make(shm: Path) -> Iterator[Make]:
     made: list[Scene] = []
 
-    def scene(**options: bool) -> Scene:
+    def scene(**options: Any) -> Scene:
         made.append(Scene(shm, **options))
         return made[-1]
 
@@ -707,21 +708,16 @@ class CountingStore(FaultyStore):
             self.passes.acquire()
         return super().get(name)
 
+    def heal(self) -> None:
+        super().heal()
+        self.slow = False
+        self.passes.release(100_000)
 
-@pytest.fixture
-def make_counting(shm: Path) -> Iterator[Callable[..., Scene]]:
-    made: list[Scene] = []
 
-    def scene(**options: object) -> Scene:
-        made.append(Scene(shm, make_store=CountingStore, **options))
-        return made[-1]
-
-    yield scene
-    for each in made:
-        assert isinstance(each.store, CountingStore)
-        each.store.slow = False
-        each.store.passes.release(100_000)
-        each.close()
+def counting(make: Make, **options: object) -> tuple[Scene, CountingStore]:
+    scene = make(make_store=CountingStore, **options)
+    assert isinstance(scene.store, CountingStore)
+    return scene, scene.store
 
 
 def cold(scene: Scene, name: str, count: int = COLD) -> int:
@@ -738,10 +734,8 @@ def put_below(scene: Scene, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("disk", [True, False])
-def test_a_chain_ends_at_its_first_miss(make_counting: Callable[..., Scene], disk: bool) -> None:
-    scene = make_counting(disk=disk)
-    store = scene.store
-    assert isinstance(store, CountingStore)
+def test_a_chain_ends_at_its_first_miss(make: Make, disk: bool) -> None:
+    scene, store = counting(make, disk=disk)
     with KVCache(scene.pool, namespace="test") as other:
         names = [digest(("cold", number)) for number in range(COLD)]
         assert other.onboard(names, wait_s=20) == 0
@@ -750,11 +744,9 @@ def test_a_chain_ends_at_its_first_miss(make_counting: Callable[..., Scene], dis
 
 
 def test_hits_of_another_request_do_not_wait_for_a_cold_prompt(
-    make_counting: Callable[..., Scene],
+    make: Make,
 ) -> None:
-    scene = make_counting(disk=False)
-    store = scene.store
-    assert isinstance(store, CountingStore)
+    scene, store = counting(make, disk=False)
     put_below(scene, [f"mine {number}" for number in range(20)])
     assert eventually(lambda: len(store.objects) >= 110)
     store.slow = True
@@ -781,11 +773,9 @@ def test_hits_of_another_request_do_not_wait_for_a_cold_prompt(
 
 
 def test_hits_on_the_disk_do_not_wait_for_a_store_that_hangs(
-    make_counting: Callable[..., Scene],
+    make: Make,
 ) -> None:
-    scene = make_counting()
-    store = scene.store
-    assert isinstance(store, CountingStore)
+    scene, store = counting(make)
     put_below(scene, [f"mine {number}" for number in range(20)])
     store.slow = True  # and no later get completes first
     for name in "abc":
@@ -797,13 +787,11 @@ def test_hits_on_the_disk_do_not_wait_for_a_store_that_hangs(
     assert np.array_equal(target, np.concatenate([content(f"mine {n}", 0) for n in range(20)]))
 
 
-def test_many_chains_are_served_in_turn(make_counting: Callable[..., Scene]) -> None:
+def test_many_chains_are_served_in_turn(make: Make) -> None:
     """No chain has more keys in flight than its share while another chain waits for its first
     key.
     """
-    scene = make_counting(disk=False)
-    store = scene.store
-    assert isinstance(store, CountingStore)
+    scene, store = counting(make, disk=False)
     store.slow = True
     for name in range(6):
         assert cold(scene, f"chain {name}", 100) == 100
@@ -812,8 +800,8 @@ def test_many_chains_are_served_in_turn(make_counting: Callable[..., Scene]) -> 
     assert len(store.requested) <= 6 * 32
 
 
-def test_a_chain_of_hits_is_complete(make_counting: Callable[..., Scene]) -> None:
-    scene = make_counting(disk=False)
+def test_a_chain_of_hits_is_complete(make: Make) -> None:
+    scene = make(disk=False)
     names = [f"mine {number}" for number in range(40)]
     put_below(scene, names)
     target = np.zeros((len(names), LENGTH), np.uint8)
