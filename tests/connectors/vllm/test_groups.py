@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import logging
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -14,62 +14,38 @@ from typing import Any
 import fakes
 import numpy as np
 import pytest
-from fake_vllm import NULL, STEP, UNIT, BlockPool, FineRules, KVCacheConfig, rule_modules
-from vllm_parts import no_extra_keys, request
+from fake_vllm import NULL, STEP, UNIT, BlockPool, FineRules, KVCacheConfig, Rules, rule_modules
+from scene import LONG_S, RANKS, Scheduler, pinned
+from vllm_parts import request
 
-from beluga import IndexServer, KVCache, Namespace
-from beluga.connectors.connection import Connection
-from beluga.connectors.vllm.counters import ConnectorCounters
-from beluga.connectors.vllm.events import Announcements
-from beluga.connectors.vllm.lookups import Lookups
+from beluga import IndexServer, KVCache
 from beluga.connectors.vllm.media import MARK
-from beluga.connectors.vllm.schedule import Schedule
-from beluga.connectors.vllm.settings import VllmSettings
 from beluga.connectors.vllm.steps import BlockRange, Loaded, Orders, StepReport, StoredCounts
 
-RANKS = tuple(Namespace({"rank": rank}) for rank in range(2))
-BLOCKS = 64  # blocks per engine
 FULL, WINDOW, STATE = range(3)
 TOKENS = list(range(100, 100 + 3 * STEP + 1))  # three boundaries and a token
-LONG_S = 60.0
 
 
-class Engine:
+class Engine(Scheduler):
     """A schedule for two ranks, with the engine's tables in four groups, one of them scratch."""
 
-    def __init__(
-        self, pool_name: str, kv_cache: KVCacheConfig | None = None, **changes: Any
-    ) -> None:
-        module = importlib.import_module("beluga.connectors.vllm.groups")
-        settings = VllmSettings(
-            pool=pool_name, timeout_ms=500, retry_s=0.05, load="async", **changes
-        )
-        self.connection = Connection(settings, name="lookups", logger=logging.getLogger("test"))
-        self.counters, self.pool = ConnectorCounters(), BlockPool(BLOCKS)
-        self.lookups = Lookups(self.connection, self.counters)
-        self.lookups.ranks = RANKS
-        self.announcements = Announcements(rank_count=lambda: len(RANKS), block_size=0)
+    block_tokens = 0  # of announcements: each group has its own
+
+    def __init__(self, pool_name: str, kv_cache: KVCacheConfig) -> None:
+        self._kv_cache, self.pool = kv_cache, BlockPool(64)
         self.junction = 0  # first difference between a request's prompt and that of another one
-        self.tables: dict[str, tuple[list[int], ...]] = {}
-        groups = module.Groups(
+        super().__init__(pool_name, block_count=64, load="async")
+
+    def groups(self) -> Any:
+        return importlib.import_module("beluga.connectors.vllm.groups").Groups(
             None,
-            kv_cache or KVCacheConfig(),
+            self._kv_cache,
             self.lookups,
-            table_of=self.tables.__getitem__,
+            table_of=self.blocks.__getitem__,
             pool=lambda: self.pool,
             extra_keys_of=lambda _, first, last, size: [(size,)] * (last - first),
             counters=self.counters,
             announcements=self.announcements,
-        )
-        self.schedule = Schedule(
-            settings,
-            self.lookups,
-            self.counters,
-            block_size=groups.block_size,
-            block_count=BLOCKS,
-            block_ids_of=self.tables.__getitem__,
-            extra_keys_of=no_extra_keys,
-            blocks=groups,
         )
 
     def start(self, made: Any, computed: int = 0) -> int:
@@ -86,12 +62,12 @@ class Engine:
             resumed = (computed + tokens) // UNIT
             window[: resumed - 2] = [NULL] * (resumed - 2)
             states[: resumed // 2 - 1] = [NULL] * (resumed // 2 - 1)
-        self.tables[made.request_id] = (full, window, [60], states)
-        self.schedule.allocated(made, self.tables[made.request_id], tokens)
+        self.blocks[made.request_id] = (full, window, [60], states)
+        self.schedule.allocated(made, self.blocks[made.request_id], tokens)
         made.num_computed_tokens = computed + tokens
         return int(tokens)
 
-    def step(self, made: Any, tokens: int, offers: Any = ()) -> Orders:
+    def step(self, made: Any, tokens: int, offers: Any = ()) -> Orders:  # type: ignore[override]
         """Run a step that computes that many tokens of a request, and take its output."""
         orders = self.schedule.orders(
             {made.request_id: tokens} if tokens else {}, [], {made.request_id: list(offers)}
@@ -105,40 +81,56 @@ class Engine:
         while made.num_computed_tokens < made.num_tokens:
             left = made.num_tokens - made.num_computed_tokens
             boundary = made.num_computed_tokens + STEP
-            offers = [(3, self.tables[made.request_id][3][boundary // STEP - 1], boundary)]
+            offers = [(3, self.blocks[made.request_id][3][boundary // STEP - 1], boundary)]
             last = boundary == (made.num_tokens - 1) // STEP * STEP
             saves += self.step(made, min(left, STEP), offers if last else ()).saves
         return saves + self.step(made, 0).saves
+
+
+@contextlib.contextmanager
+def made_engine(
+    pool_name: str, monkeypatch: pytest.MonkeyPatch, rules: Any, **groups: Any
+) -> Iterator[Engine]:
+    for name, module in fakes.modules("vllm", rule_modules()).items():
+        monkeypatch.setitem(sys.modules, name, module)
+        if hasattr(module, "MooncakeStoreCoordinator"):
+            module.MooncakeStoreCoordinator = rules  # type: ignore[attr-defined]
+    monkeypatch.delitem(sys.modules, "beluga.connectors.vllm.groups", raising=False)
+    with contextlib.closing(Engine(pool_name, KVCacheConfig(**groups))) as engine:
+        assert engine.connection.wait(LONG_S)
+        yield engine
 
 
 @pytest.fixture
 def engine(
     server: IndexServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Engine]:
-    for name, module in fakes.modules("vllm", rule_modules()).items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "beluga.connectors.vllm.groups", raising=False)
-    engine = Engine(pool_name)
-    assert engine.connection.wait(LONG_S)
-    yield engine
-    engine.connection.close()
+    with made_engine(pool_name, monkeypatch, Rules) as engine:
+        yield engine
 
 
 @pytest.fixture
-def caches(server: IndexServer, engine: Engine, pool: Any) -> Iterator[list[KVCache]]:
-    """A cache for each rank."""
-    made = [KVCache(pool, namespace=rank) for rank in RANKS]
-    yield made
-    for cache in made:
-        cache.close()
+def fine(server: IndexServer, pool_name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """An engine that resumes within blocks."""
+    groups = {"prefix_cacheable_group_ids": (0, 3)}
+    with made_engine(pool_name, monkeypatch, FineRules, **groups) as engine:
+        yield engine
 
 
-def store(caches: list[KVCache], ranges: list[BlockRange]) -> None:
+def store(caches: list[KVCache], ranges: list[BlockRange]) -> list[BlockRange]:
     """Put the scheduled blocks, with a size for each group."""
     for cache in caches:
         for span in ranges:
             content = np.ones((len(span.block_ids), 64 * (span.group + 1)), dtype=np.uint8)
             cache.put(span.packed(), content)
+    return ranges
+
+
+def stored(engine: Engine, caches: list[KVCache]) -> list[BlockRange]:
+    """Compute a prompt and put its blocks into the pool."""
+    first = request("first", TOKENS)
+    engine.start(first)
+    return store(caches, engine.computed(first))
 
 
 def shape(ranges: list[BlockRange]) -> list[tuple[int, list[int]]]:
@@ -265,7 +257,7 @@ def test_blocks_without_an_order_are_released(engine: Engine, how: str) -> None:
     engine.step(made, STEP)
     assert engine.pool.pinned()
     if how == "finished":
-        assert not engine.schedule.finished(made, engine.tables["r"])
+        assert not engine.schedule.finished(made, engine.blocks["r"])
     else:
         made.num_computed_tokens = made.num_in_flight_tokens = 0
         engine.schedule.orders({}, [])
@@ -276,37 +268,33 @@ def test_the_end_of_a_request_saves_completed_blocks(engine: Engine) -> None:
     made = request("r", TOKENS)
     engine.start(made)
     engine.step(made, STEP)
-    assert engine.schedule.finished(made, engine.tables["r"])
+    assert engine.schedule.finished(made, engine.blocks["r"])
     (save,) = engine.schedule.orders({}, []).saves
     assert shape([save]) == [(FULL, [1, 2])]
     engine.schedule.reported(StepReport(ended=Counter({save.ticket: len(RANKS)})), set())
     assert not engine.pool.pinned()
 
 
-def test_a_hit_loads_a_window_and_one_state(engine: Engine, caches: list[KVCache]) -> None:
-    first = request("first", TOKENS)
-    engine.start(first)
-    store(caches, engine.computed(first))
-    made = request("r", TOKENS)
-    assert engine.start(made) == 3 * STEP
-    assert caches[0].stat().pinned_count == 2 * (6 + 2 + 1)
-    loads = engine.step(made, 0).loads
-    assert shape(loads) == [(FULL, [1, 2, 3, 4, 5, 6]), (WINDOW, [24, 25]), (STATE, [42])]
-    digests = [
-        load.packed()[index].tobytes() for load in loads for index in range(len(load.packed()))
-    ]
-    assert len(set(digests)) == 9  # a hash names a block of each group
-
-
-def test_blocks_in_the_engines_own_cache_are_not_loaded(
+def test_a_hit_loads_a_window_and_one_state_and_saves_nothing_again(
     engine: Engine, caches: list[KVCache]
 ) -> None:
-    first = request("first", TOKENS)
-    engine.start(first)
-    store(caches, engine.computed(first))
+    stored(engine, caches)
+    before = engine.pool.pinned()
     made = request("r", TOKENS)
-    assert engine.start(made, computed=2 * STEP) == STEP
+    assert engine.start(made) == 3 * STEP
+    assert pinned(caches) == 2 * (6 + 2 + 1)
     loads = engine.step(made, 0).loads
+    assert shape(loads) == [(FULL, [1, 2, 3, 4, 5, 6]), (WINDOW, [24, 25]), (STATE, [42])]
+    digests = [row.tobytes() for load in loads for row in load.packed()]
+    assert len(set(digests)) == 9  # a hash names a block of each group
+    engine.schedule.reported(StepReport({"r": Loaded(2, 9)}), set())
+    assert engine.counters.take()["hit_tokens"] == 3 * STEP
+    engine.step(made, 1, [(3, 50, 3 * STEP)])  # vLLM offers what was loaded, too
+    assert engine.pool.pinned() == before
+    assert engine.step(made, 0).saves == []
+    later = request("later", TOKENS)
+    assert engine.start(later, computed=2 * STEP) == STEP
+    loads = engine.step(later, 0).loads  # the engine's own cache has the others
     assert shape(loads) == [(FULL, [5, 6]), (WINDOW, [24, 25]), (STATE, [42])]
 
 
@@ -315,44 +303,22 @@ def test_blocks_in_the_engines_own_cache_are_not_loaded(
 def test_a_block_that_one_rank_lacks_in_any_group_ends_the_hit(
     engine: Engine, caches: list[KVCache], group: int, rank: int
 ) -> None:
-    first = request("first", TOKENS)
-    engine.start(first)
-    saves = engine.computed(first)
-    store(caches, saves)
-    lost = [save for save in saves if save.group == group][-1]
+    lost = [save for save in stored(engine, caches) if save.group == group][-1]
     caches[rank].remove([lost.packed()[-1].tobytes()])
     assert engine.start(request("r", TOKENS)) == 0
-    assert caches[0].stat().pinned_count == 0
+    assert pinned(caches) == 0
 
 
 def test_a_failed_load_is_not_repeated(engine: Engine, caches: list[KVCache]) -> None:
-    first = request("first", TOKENS)
-    engine.start(first)
-    store(caches, engine.computed(first))
+    stored(engine, caches)
     made = request("r", TOKENS)
     assert engine.start(made) == 3 * STEP
     engine.counters.take()
     engine.schedule.reported(StepReport({"r": Loaded(2, 8)}), set())
-    assert caches[0].stat().pinned_count == 0
+    assert pinned(caches) == 0
     assert engine.counters.take()["hit_tokens"] == 0
     assert engine.start(made) == 0
     assert shape(engine.computed(made))[:1] == [(FULL, [1, 2])]  # all is computed and saved again
-
-
-def test_a_load_that_succeeds_counts_its_tokens_and_is_not_saved(
-    engine: Engine, caches: list[KVCache]
-) -> None:
-    first = request("first", TOKENS)
-    engine.start(first)
-    store(caches, engine.computed(first))
-    before = engine.pool.pinned()
-    made = request("r", TOKENS)
-    engine.start(made)
-    engine.schedule.reported(StepReport({"r": Loaded(2, 9)}), set())
-    assert engine.counters.take()["hit_tokens"] == 3 * STEP
-    engine.step(made, 1, [(3, 50, 3 * STEP)])  # vLLM offers what was loaded, too
-    assert engine.pool.pinned() == before
-    assert engine.step(made, 0).saves == []
 
 
 def test_a_miss_is_cached_and_a_failed_lookup_is_not(engine: Engine, server: IndexServer) -> None:
@@ -372,14 +338,12 @@ def test_a_reset_saves_nothing_that_was_computed_before(engine: Engine) -> None:
     engine.step(made, STEP)
     engine.schedule.reset()
     assert engine.step(made, STEP).saves == []
-    assert not engine.schedule.finished(made, engine.tables["r"])
+    assert not engine.schedule.finished(made, engine.blocks["r"])
     assert not engine.pool.pinned()
 
 
 def test_a_missing_block_id_fails_the_load(engine: Engine, caches: list[KVCache]) -> None:
-    first = request("first", TOKENS)
-    engine.start(first)
-    store(caches, engine.computed(first))
+    stored(engine, caches)
     made = request("r", TOKENS)
     tokens, _ = engine.schedule.matched_tokens(made, 0)
     table = ([1, 2, 3, 4, 5, 6], [NULL] * 5 + [25], [60], [NULL, NULL, 42])
@@ -389,47 +353,27 @@ def test_a_missing_block_id_fails_the_load(engine: Engine, caches: list[KVCache]
     assert engine.schedule.matched_tokens(made, 0) == (0, False)
 
 
-@pytest.fixture
-def fine(server: IndexServer, pool_name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    """An engine that resumes within blocks."""
-    for name, module in fakes.modules("vllm", rule_modules()).items():
-        monkeypatch.setitem(sys.modules, name, module)
-        if hasattr(module, "MooncakeStoreCoordinator"):
-            module.MooncakeStoreCoordinator = FineRules  # type: ignore[attr-defined]
-    monkeypatch.delitem(sys.modules, "beluga.connectors.vllm.groups", raising=False)
-    engine = Engine(pool_name, KVCacheConfig(prefix_cacheable_group_ids=(0, 3)))
-    assert engine.connection.wait(LONG_S)
-    yield engine
-    engine.connection.close()
-
-
 @pytest.mark.parametrize("last", ["copied", "at its end"])
 def test_a_state_inside_a_block_is_saved_with_the_tokens_before_it(
-    fine: Engine, pool: Any, last: str
+    fine: Engine, caches: list[KVCache], last: str
 ) -> None:
     """vLLM copies the state in the step after the one that makes it, or a request ends before."""
     end = 2 * STEP + UNIT
     made = request("first", TOKENS[: end + 1])
     fine.start(made)
-    saves = [*fine.step(made, STEP).saves, *fine.step(made, STEP).saves]
-    saves += fine.step(made, UNIT).saves
+    saves = [save for tokens in (STEP, STEP, UNIT) for save in fine.step(made, tokens).saves]
     if last == "copied":
         saves += fine.step(made, 1, [(3, 50, end)]).saves
         saves += fine.step(made, 0).saves
     else:
         fine.schedule.offered(made, [(3, 50, end)])
-        assert fine.schedule.finished(made, fine.tables["first"])
+        assert fine.schedule.finished(made, fine.blocks["first"])
         saves += fine.schedule.orders({}, []).saves
     assert sorted(shape(saves)) == [(0, [1]), (0, [2]), (0, [3]), (1, [50])]
-    rank_caches = [KVCache(pool, namespace=rank) for rank in RANKS]
-    store(rank_caches, saves)
-    again = request("again", TOKENS[: end + 1])
-    assert fine.start(again) == end
+    store(caches, saves)
+    assert fine.start(request("again", TOKENS[: end + 1])) == end
     loads = fine.schedule.orders({}, []).loads
     assert shape(loads) == [(0, [1, 2, 3]), (1, [42])]
-    longer = request("longer", TOKENS)
-    assert fine.start(longer) == end
+    assert fine.start(request("longer", TOKENS)) == end
     another = request("another", [*TOKENS[: end - 1], 7, 8, 9])
     assert fine.schedule.matched_tokens(another, 0) == (0, False)
-    for cache in rank_caches:
-        cache.close()
