@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from itertools import chain, islice, pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,22 +39,22 @@ def blocks(prompts: list[list[int]]) -> list[tuple[int, ...]]:
     return [tuple(tokens[:end]) for tokens in prompts for end in range(BLOCK, len(tokens), BLOCK)]
 
 
-@pytest.mark.parametrize("length", [1024, 2048, 4096, 8192])
-def test_three_in_ten_blocks_repeat_an_earlier_one(length: int) -> None:
-    (dataset,) = datasets_of([length], BLOCK, seed=3)
-    block_tokens = blocks(dataset.prompts)
-    fresh = len(set(block_tokens))
-    assert len(block_tokens) * BLOCK == dataset.full_tokens
-    assert fresh * BLOCK == dataset.fresh_tokens
-    assert 0.2 < 1 - fresh / len(block_tokens) < 0.4
-    assert all(len(tokens) == dataset.length for tokens in dataset.prompts)
-
-
-def test_prompts_of_different_lengths_share_nothing_and_fit_a_pool() -> None:
-    short, long = datasets_of([2048, 1024], BLOCK, seed=3)
-    assert (short.length, long.length) == (1025, 2049)
+def test_three_in_ten_blocks_repeat_an_earlier_one_of_the_same_set_only() -> None:
+    short, *_, long = datasets = datasets_of([8192, 4096, 2048, 1024], BLOCK, seed=3)
+    assert [dataset.length for dataset in datasets] == [1025, 2049, 4097, 8193]
+    for dataset in datasets:
+        block_tokens = blocks(dataset.prompts)
+        fresh = len(set(block_tokens))
+        assert len(block_tokens) * BLOCK == dataset.full_tokens
+        assert fresh * BLOCK == dataset.fresh_tokens
+        assert 0.2 < 1 - fresh / len(block_tokens) < 0.4
+        assert all(len(tokens) == dataset.length for tokens in dataset.prompts)
     assert not set(blocks(short.prompts)) & set(blocks(long.prompts))
     assert pool_tokens([short, long]) > short.fresh_tokens + long.fresh_tokens
+    warm_up = warm_up_of([short, long])  # it exceeds the engine's cache
+    assert sum(map(len, warm_up.prompts)) > 2.5 * (8193 + 3 * BLOCK)
+    assert not set(blocks(warm_up.prompts)) & set(blocks(short.prompts))
+    assert Dataset(1025, 2, 1, BLOCK, 1).repeated_tokens == 0  # one question
 
 
 def test_a_set_repeats_by_its_seed_and_in_any_order() -> None:
@@ -62,17 +62,6 @@ def test_a_set_repeats_by_its_seed_and_in_any_order() -> None:
     assert first.prompts == Dataset(1025, 2, 3, BLOCK, 1).prompts
     assert not set(blocks(first.prompts)) & set(blocks(other.prompts))
     assert sorted(first.shuffled(5)) == sorted(first.prompts)
-
-
-def test_a_warm_up_exceeds_the_engines_cache_and_is_not_measured() -> None:
-    datasets = datasets_of([1024, 4096], BLOCK, seed=3)
-    warm_up = warm_up_of(datasets)
-    assert sum(map(len, warm_up.prompts)) > 2.5 * (4097 + 3 * BLOCK)
-    assert not set(blocks(warm_up.prompts)) & set(blocks(datasets[0].prompts))
-
-
-def test_a_single_question_has_no_repetition() -> None:
-    assert Dataset(1025, 2, 1, BLOCK, 1).repeated_tokens == 0
 
 
 @pytest.mark.parametrize("block", [32, 128, 256])
@@ -114,7 +103,7 @@ class Output:
         self.outputs = [type("Completion", (), {"token_ids": tokens})]
 
 
-def test_a_stream_answers_every_request_in_its_place() -> None:
+def test_a_stream_answers_every_request_in_its_place_when_it_is_due() -> None:
     machine = Machine()
     reply = stream(machine, [3] * 9, [[number] for number in range(9)], None, 2)
     assert [output["tokens"] for output in reply["outputs"]] == [[n] * 3 for n in range(9)]
@@ -123,9 +112,6 @@ def test_a_stream_answers_every_request_in_its_place() -> None:
         assert sum(output["gaps_s"]) == pytest.approx(2 * output["tpot_s"])
         assert len(output["gaps_s"]) == 2
     assert all(0 <= output["ttft_s"] <= reply["elapsed_s"] for output in reply["outputs"])
-
-
-def test_requests_wait_from_when_they_are_due() -> None:
     due_s = [0.0, 0.05, 0.05]
     reply = stream(Machine(), [3] * 3, [[1], [2], [3]], due_s, 1)
     assert [output["sent_s"] for output in reply["outputs"]] == due_s
@@ -174,41 +160,34 @@ def report() -> dict[str, Any]:
     }
 
 
-def test_a_run_with_only_hits_passes(report: dict[str, Any]) -> None:
+def test_only_a_run_of_equal_work_with_only_hits_passes(report: dict[str, Any]) -> None:
     assert report["verdict"]["passed"]
     assert report["verdict"]["full_hits"] == {"beluga": True}
-
-
-@pytest.mark.parametrize(
-    ("part", "index", "field", "value"),
-    [
+    for part, index, field, value in (
         ("passes", -1, "cached_tokens", 4095),
         ("rates", -1, "cached_tokens", 0),
         ("passes", 0, "output_tokens", 63),
         ("rates", 0, "requests", 3),
         ("variants", 1, "hit_tokens", 992),
         ("variants", 0, "outputs_identical", False),
-    ],
-)
-def test_a_run_with_a_miss_fails(
-    report: dict[str, Any], part: str, index: int, field: str, value: object
-) -> None:
-    changed = copy.deepcopy(report)
-    changed[part][index][field] = value
-    assert not verdict(changed["passes"], changed["rates"], changed["variants"])["passed"]
+    ):
+        changed = copy.deepcopy(report)
+        changed[part][index][field] = value
+        judged = verdict(changed["passes"], changed["rates"], changed["variants"])
+        assert not judged["passed"], field
 
 
-def test_tables_name_every_arm_and_what_was_skipped(
-    report: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_tables_and_charts_show_every_arm_and_what_was_skipped(
+    report: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     print_tables(report)
     printed = capsys.readouterr().out
-    names = chain(("plain", "beluga", "blocks-32"), ("no such package", "beluga yes"))
+    names = ("plain", "beluga", "blocks-32", "no such package", "beluga yes")
     assert [name for name in names if name not in printed] == []
-
-
-def test_charts_are_drawn(report: dict[str, Any], tmp_path: Path) -> None:
     paths = draw(report, tmp_path)
     assert [path.stem for path in paths] == ["vllm-passes", "vllm-rates", "vllm-variants"]
     assert all("<svg" in path.read_text() for path in paths)
@@ -238,21 +217,16 @@ def test_tiers_are_compared_prompt_by_prompt() -> None:
     assert by_tier["disk"]["min"] == pytest.approx(0.8 / 0.3)
     assert by_tier["disk"]["median"] == pytest.approx((4 + 0.8 / 0.3) / 2)
     assert medians_of("x", rows[:3])["over_local_hit_s"] == pytest.approx(0.2)
-
-
-@pytest.mark.parametrize(
-    "change", [{"identical": None}, {"cached_tokens": 128}, {"bytes_from_below": 1000}], ids=str
-)
-def test_a_prompt_of_another_source_fails_the_comparison(change: dict[str, Any]) -> None:
     good = tier_row("beluga-disk", 0, 0.2)
     assert whole([good], 256, 1 << 20)
-    assert not whole([good, good | change], 256, 1 << 20)
+    for change in ({"identical": None}, {"cached_tokens": 128}, {"bytes_from_below": 1000}):
+        assert not whole([good, good | change], 256, 1 << 20)  # it came from another source
 
 
-WHOLE, BLOCK = 3840, 128
+WHOLE = 3840
 
 
-def reply(logprob: float, cached: int = WHOLE, failed: int = 0) -> dict[str, Any]:
+def answered(logprob: float, cached: int = WHOLE, failed: int = 0) -> dict[str, Any]:
     figures = {"load_failed_blocks": float(failed)}
     return {
         "tokens": [7],
@@ -263,21 +237,21 @@ def reply(logprob: float, cached: int = WHOLE, failed: int = 0) -> dict[str, Any
 
 
 # these are rounded differently in bfloat16
-COMPUTED, LOCAL = reply(-3.5174, cached=0), reply(-3.5481)
+COMPUTED, LOCAL = answered(-3.5174, cached=0), answered(-3.5481)
 
 
 @pytest.mark.parametrize(
     ("hit", "is_like"),
     [
-        (reply(-3.5481), True),
+        (answered(-3.5481), True),
         # the answer equals a computed one, but all blocks count as loaded
-        (reply(-3.5174), False),
-        (reply(-3.5174, cached=0), True),  # a miss was computed like the first time
-        (reply(-3.5481, cached=0), False),
-        (reply(-3.5174, failed=30), True),  # announced but not loaded, and so computed
-        (reply(-3.5481, failed=30), False),
-        (reply(-3.5481, cached=1280), None),
-        (reply(-3.5174, failed=7), None),
+        (answered(-3.5174), False),
+        (answered(-3.5174, cached=0), True),  # a miss was computed like the first time
+        (answered(-3.5481, cached=0), False),
+        (answered(-3.5174, failed=30), True),  # announced but not loaded, and so computed
+        (answered(-3.5481, failed=30), False),
+        (answered(-3.5481, cached=1280), None),
+        (answered(-3.5174, failed=7), None),
     ],
 )
 def test_a_hit_is_compared_with_an_answer_of_the_same_steps(
@@ -285,15 +259,11 @@ def test_a_hit_is_compared_with_an_answer_of_the_same_steps(
 ) -> None:
     hit_tokens = loaded_tokens(hit, BLOCK)
     assert identical(hit, loaded=hit_tokens, whole=WHOLE, miss=COMPUTED, local=LOCAL) is is_like
+    assert agreed([True, is_like]) is (is_like is not False)
+    assert not agreed([None]), "a partial hit is not compared"
 
 
-def test_a_partial_hit_is_not_compared() -> None:
-    assert agreed([True, None])
-    assert not agreed([True, False, None])
-    assert not agreed([None])
-
-
-def test_only_fields_that_explain_a_miss_are_listed() -> None:
+def test_counters_and_warnings_that_explain_a_miss_are_listed() -> None:
     saving = {"save_failures": 1.0, "save_skipped_blocks": 30.0, "save_s": 0.9, "mismatches": 0.0}
     assert faults(saving, {"lookup_failures": 1.0, "load_bytes": 5.0}) == {
         "lookup_failures": 1,
@@ -301,15 +271,9 @@ def test_only_fields_that_explain_a_miss_are_listed() -> None:
         "save_skipped_blocks": 30,
     }
     assert faults({}) == {}
-
-
-def test_the_connectors_warnings_are_found_in_a_log() -> None:
     line = "beluga saves: saving blocks: the server did not answer in time (after 612 ms)"
     log = f"WARNING 11-22 06:38:31 [link.py:230] {line}\nINFO beluga: blocks of 128 tokens\nWARNING"
     assert warnings(log) == [line]
-
-
-# ---- The measurement of the demonstration.
 
 
 class Played:
@@ -365,23 +329,18 @@ def measured(folder: Path, logprob: float = -1.0) -> tuple[dict[str, list[Sample
     return run(pairs, fresh, count=4, limit=lambda: 0.25, progress=lambda _: None)
 
 
-def test_a_repetition_has_a_miss_then_a_pool_hit_then_a_local_hit(tmp_path: Path) -> None:
+def test_the_report_has_the_requested_parts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setting = setting_of(tmp_path)
     samples, limits = measured(tmp_path)
-    assert limits == [0.25] * 4
-    for sample in samples["beluga"]:
+    for sample in samples["beluga"]:  # a miss, then a hit in the pool, then a local hit
         assert sample.hit is not None
         assert sample.miss["cached_tokens"] == 0
         assert sample.hit["cached_tokens"] == sample.local["cached_tokens"] == 1024
         assert sample.hit["figures"]["load_bytes"] > 0 == sample.local["figures"]["load_bytes"]
         assert sample.saving == {"save_bytes": 1025, "save_cpu_s": 512.5}
     assert [sample.hit for sample in samples["plain"]] == [None] * 4
-
-
-def test_the_report_has_the_requested_parts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    setting = setting_of(tmp_path)
-    samples, limits = measured(tmp_path)
     samples["other"] = samples["beluga"]
     report = report_of(setting, samples, limits, {"absent": "not here"})
     assert report == json.loads(json.dumps(report)) | {"quartiles": report["quartiles"]}
@@ -399,19 +358,17 @@ def test_the_report_has_the_requested_parts(
     printed = capsys.readouterr().out
     assert "absent: skipped, not here" in printed
     assert "outputs identical" in " ".join(printed.split())
-
-
-def test_one_bit_of_a_logprob_is_a_difference(tmp_path: Path) -> None:
-    samples, limits = measured(tmp_path, logprob=-1.0000000000000002)
-    assert report_of(setting_of(tmp_path), samples, limits, {})["outputs_identical"] is False
-
-
-def test_one_miss_among_hits_is_reported(tmp_path: Path) -> None:
-    samples, limits = measured(tmp_path)
     hit = samples["beluga"][2].hit
     assert hit is not None
-    hit["cached_tokens"] = 0
-    assert report_of(setting_of(tmp_path), samples, limits, {})["hit_tokens"] == 0
+    hit["cached_tokens"] = 0  # one miss among hits
+    assert report_of(setting, samples, limits, {})["hit_tokens"] == 0
+    samples, limits = measured(tmp_path, logprob=-1.0000000000000002)  # one bit
+    assert report_of(setting, samples, limits, {})["outputs_identical"] is False
+    assert medians({"a": [3.0, 1.0, 2.0]}) == {"a": 2.0}
+    assert [quartiles(values) for values in ([1.0, 2.0, 3.0, 4.0, 5.0], [7.0])] == [
+        (2.0, 4.0),
+        (7.0, 7.0),
+    ]
 
 
 def test_a_partial_hit_is_retried_and_reported(tmp_path: Path) -> None:
@@ -435,21 +392,29 @@ def test_a_partial_hit_is_retried_and_reported(tmp_path: Path) -> None:
     assert report["tried_again"] == {"plain": 0, "beluga": 1}
 
 
-def test_the_report_has_medians_and_quartiles() -> None:
-    assert medians({"a": [3.0, 1.0, 2.0]}) == {"a": 2.0}
-    assert quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 4.0)
-    assert quartiles([7.0]) == (7.0, 7.0)
-
-
 def test_the_limit_loop_takes_longer_for_more_bytes(tmp_path: Path) -> None:
     with limit_loop(tmp_path, 1_000_000) as small, limit_loop(tmp_path, 48_000_000) as large:
         fastest = [min(loop.seconds() for _ in range(5)) for loop in (small, large)]
     assert 0 < fastest[0] < fastest[1]
 
 
-def test_bytes_of_a_token_match_vllm() -> None:
+# ---- Children and their prompts.
+
+
+def test_an_engine_has_room_for_more_than_two_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert SIZES["mid"].token_bytes() == 24576
     assert SIZES["mid"].token_bytes(element_bytes=4) == 49152
+    options = options_of(tmp_path, SIZES["mid"], tokens=3841)
+    assert options["kv_cache_memory_bytes"] >= 2 * 3841 * 24576
+    assert options["max_model_len"] > 3841
+    assert options["kv_transfer_config"] is None
+    monkeypatch.setenv("VLLM_SOMETHING", "else")
+    environment = environment_of(tmp_path)
+    assert "VLLM_SOMETHING" not in environment, "of the shell"
+    assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert environment["PATH"] == os.environ["PATH"]
 
 
 def test_prompts_repeat_by_seed_and_share_no_first_token_block() -> None:
@@ -458,23 +423,6 @@ def test_prompts_repeat_by_seed_and_share_no_first_token_block() -> None:
     assert len({tuple(tokens[:16]) for tokens in several}) == 20
     assert several[0] == prompt(300, 7)
     assert all(3 <= token < VOCABULARY for tokens in several for token in tokens)
-
-
-def test_an_engine_has_room_for_more_than_two_prompts(tmp_path: Path) -> None:
-    options = options_of(tmp_path, SIZES["mid"], tokens=3841)
-    assert options["kv_cache_memory_bytes"] >= 2 * 3841 * 24576
-    assert options["max_model_len"] > 3841
-    assert options["kv_transfer_config"] is None
-
-
-def test_engines_share_no_setting_of_vllm_with_the_shell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_SOMETHING", "else")
-    environment = environment_of(tmp_path)
-    assert "VLLM_SOMETHING" not in environment
-    assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-    assert environment["PATH"] == os.environ["PATH"]
 
 
 def test_a_child_that_dies_is_an_error_with_the_end_of_its_log(tmp_path: Path) -> None:
