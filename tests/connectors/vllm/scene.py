@@ -16,8 +16,8 @@ from typing import Any
 
 import fake_vllm
 import numpy as np
+from fake_vllm import BLOCK_TOKENS, cache_config, config, layer_major, no_extra_keys, spec
 from support.blocks import eventually
-from vllm_parts import BLOCK_TOKENS, cache_config, config, layer_major, no_extra_keys, spec
 
 from beluga import KVCache, Namespace, Pool
 from beluga.connectors.connection import Connection

@@ -16,10 +16,7 @@ from typing import Any
 import fake_vllm
 import numpy as np
 import pytest
-from numpy.lib.stride_tricks import as_strided
-from scene import LOGGER, LONG_S, Scheduler, set_connector, wait_for
-from scene import TOKENS as PROMPT
-from vllm_parts import (
+from fake_vllm import (
     BLOCK_TOKENS,
     Tensor,
     cache_config,
@@ -28,6 +25,9 @@ from vllm_parts import (
     request,
     spec,
 )
+from numpy.lib.stride_tricks import as_strided
+from scene import LOGGER, LONG_S, Scheduler, set_connector, wait_for
+from scene import TOKENS as PROMPT
 
 from beluga import IndexServer, KVCache, Namespace, Pool
 from beluga.connectors.vllm.counters import ConnectorCounters

@@ -15,8 +15,8 @@ from typing import Any
 import fake_vllm
 import numpy as np
 import pytest
+from fake_vllm import BLOCK_TOKENS, config, request, spec
 from scene import LONG_S, Gate, Rank, blocks, digests
-from vllm_parts import BLOCK_TOKENS, config, request, spec
 
 from beluga import IndexServer, KVCache, Namespace, Pool
 from beluga.connectors.connection import Connection

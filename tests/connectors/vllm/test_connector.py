@@ -17,11 +17,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_vllm import BLOCK_TOKENS, adapter, config, request
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, generate_latest
 from scene import LONG_S, TOKENS, Engine, wait_for
 from support.blocks import eventually
 from support.prometheus_lint import complaints
-from vllm_parts import BLOCK_TOKENS, adapter, config, request
 
 from beluga import IndexServer, Namespace, Pool
 from beluga.connectors import connection as connection_module

@@ -14,9 +14,18 @@ from typing import Any
 import fakes
 import numpy as np
 import pytest
-from fake_vllm import NULL, STEP, UNIT, BlockPool, FineRules, KVCacheConfig, Rules, rule_modules
+from fake_vllm import (
+    NULL,
+    STEP,
+    UNIT,
+    BlockPool,
+    FineRules,
+    KVCacheConfig,
+    Rules,
+    request,
+    rule_modules,
+)
 from scene import LONG_S, RANKS, Scheduler, pinned
-from vllm_parts import request
 
 from beluga import IndexServer, KVCache
 from beluga.connectors.vllm.media import MARK

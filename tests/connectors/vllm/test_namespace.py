@@ -16,9 +16,7 @@ from typing import Any
 import fake_vllm
 import numpy as np
 import pytest
-from real_engines import in_vllm
-from scene import LOGGER, LONG_S
-from vllm_parts import (
+from fake_vllm import (
     BLOCK_TOKENS,
     COMMIT,
     Tensor,
@@ -28,6 +26,8 @@ from vllm_parts import (
     request,
     spec,
 )
+from real_engines import in_vllm
+from scene import LOGGER, LONG_S
 
 from beluga import Namespace
 from beluga.connectors.identity import config_fields
@@ -99,22 +99,17 @@ def test_only_identical_engines_share_blocks() -> None:
     assert len(set(digests.values())) == len(DIFFERENCES)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_the_configuration_alone_distinguishes_engines() -> None:
+    """Some fields of a namespace repeat what is in the configuration, for operators to read."""
+    for name in (
         *("model configuration", "dtype", "kv dtype", "quantization", "load format", "block size"),
         *("hash", "pp size", "context parallel"),
-    ],
-)
-def test_the_configuration_alone_distinguishes_engines(name: str) -> None:
-    """Some fields of a namespace repeat what is in the configuration, for operators to read."""
-    changes = {key: value for key, value in DIFFERENCES[name].items() if not key.endswith("_rank")}
-    assert config_fields(config(**changes)) != config_fields(config())
+    ):
+        assert config_fields(config(**DIFFERENCES[name])) != config_fields(config()), name
 
 
-@pytest.mark.parametrize(
-    ("field", "changes", "shown"),
-    [
+def test_the_namespace_shows_operators_which_field_differs() -> None:
+    for field, changes, shown in (
         ("engine", {}, "vllm"),
         ("group", {}, 0),
         ("dtype", {"dtype": "torch.float16"}, "torch.float16"),
@@ -125,12 +120,8 @@ def test_the_configuration_alone_distinguishes_engines(name: str) -> None:
         ("tp", {"part": "heads 1-2/2"}, "heads 1-2/2"),
         ("pp", {"pp_rank": 1, "pipeline_parallel_size": 2}, "1/2"),
         ("cp", {"decode_context_parallel_size": 2}, "2/1"),
-    ],
-)
-def test_the_namespace_shows_operators_which_field_differs(
-    field: str, changes: dict[str, Any], shown: Any
-) -> None:
-    assert space(**changes).fields[field] == shown
+    ):
+        assert space(**changes).fields[field] == shown  # type: ignore[arg-type]
 
 
 def identity(**changes: Any) -> str:
@@ -142,13 +133,6 @@ def identity(**changes: Any) -> str:
 def test_dummy_weights_are_identified_by_their_seed() -> None:
     assert identity(load_format="dummy", seed=1) != identity(load_format="dummy", seed=2)
     assert identity(seed=1) == identity(seed=2)
-
-
-def test_a_commit_of_the_hub_identifies_weights_and_a_branch_does_not() -> None:
-    assert identity() != identity(revision="d" * 40) != identity(model="org/other")
-    for revision in (None, "main", "c0ffee"):
-        with pytest.raises(ConnectorError, match=r"--revision COMMIT.*setting identity"):
-            identity(revision=revision)
 
 
 class Resolved(str):
@@ -163,7 +147,11 @@ class ResolvedToModel(str):
     resolved = COMMIT
 
 
-def test_the_resolved_commit_is_part_of_the_identity() -> None:
+def test_a_commit_of_the_hub_identifies_weights_and_a_branch_does_not() -> None:
+    assert identity() != identity(revision="d" * 40) != identity(model="org/other")
+    for revision in (None, "main", "c0ffee"):
+        with pytest.raises(ConnectorError, match=r"--revision COMMIT.*setting identity"):
+            identity(revision=revision)
     assert identity(revision=Resolved("main")) == identity(revision="e" * 40)
 
 
@@ -310,13 +298,6 @@ def test_hybrids_are_served_without_their_scratch_groups(specs: tuple[Any, ...])
     assert len(set(groups.layers().values())) == len(specs)  # each has its group's number
 
 
-def test_every_property_of_a_window_or_state_changes_the_identity() -> None:
-    windows = [
-        CacheGroups(config(), hybrid(SlidingWindowSpec(tokens))).layers() for tokens in (16, 32)
-    ]
-    assert windows[0] != windows[1]
-
-
 def test_overlapping_groups_have_separate_layouts() -> None:
     memory = np.zeros((8, 32), np.uint16)  # a page of 64 bytes
     tensors = {
@@ -335,9 +316,9 @@ def layers(**fields: Any) -> dict[str, str]:
     return CacheGroup(config(), cache_config(spec(**fields))).layers()
 
 
-@pytest.mark.parametrize(
-    "difference",
-    [
+def test_layers_with_different_contents_have_different_identities() -> None:
+    usual = layers()
+    for difference in (
         {"num_kv_heads": 4},
         {"head_size": 16},
         {"head_size_v": 4},
@@ -345,14 +326,13 @@ def layers(**fields: Any) -> dict[str, str]:
         {"kv_quant_mode": "fp8"},
         {"tokens_per_state": 2},
         {"sliding_window": 128},
-    ],
-    ids=str,
-)
-def test_layers_with_different_contents_have_different_identities(
-    difference: dict[str, Any],
-) -> None:
-    assert layers(**difference) != layers()
-    assert layers(page_size_bytes=128) == layers()  # the layout has the page size
+    ):
+        assert layers(**difference) != usual, difference
+    assert layers(page_size_bytes=128) == usual  # the layout has the page size
+    windows = [
+        CacheGroups(config(), hybrid(SlidingWindowSpec(tokens))).layers() for tokens in (16, 32)
+    ]
+    assert windows[0] != windows[1]
 
 
 def test_a_group_may_declare_the_kind_of_each_layer() -> None:
@@ -413,9 +393,6 @@ def test_real_configurations_of_equal_engines_are_equal(vllm_python: str, tiny_m
 
 MEDIA_TOKENS = list(range(6 * BLOCK_TOKENS))
 CONTENT, NAME = MARK + 64 * "0", 64 * "0"  # a client's name may look like a hash
-
-
-# ---- Media: blocks whose hash contains a client's name for an image are private to a process.
 
 
 class Inputs:

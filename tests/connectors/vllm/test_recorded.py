@@ -28,11 +28,11 @@ import numpy as np
 import pytest
 from beluga_bench.vllm.model import SIZES
 from beluga_bench.vllm.process import environment_of, options_of
+from fake_vllm import cache_config, config, layer_major, spec
 from real_engines import FOLDER, Site, child_of, several
 from scene import LONG_S, allocated, meet, set_connector
 from support.blocks import eventually
 from support.emulation import long
-from vllm_parts import cache_config, config, layer_major, spec
 
 from beluga import IndexServer
 from beluga.connectors.vllm import load_timing

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_vllm import BLOCK_TOKENS, extend, request
 from real_engines import in_vllm
 from scene import LOGGER, TOKENS, Engine
 from support.blocks import eventually
-from vllm_parts import BLOCK_TOKENS, extend, request
 
 from beluga import IndexServer, KVCache, Pool
 from beluga.connectors.hints import FAVOR_S, NO_HINT, RequestHint, read_hint

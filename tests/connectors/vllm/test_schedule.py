@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_vllm import BLOCK_TOKENS, adapter, extend, request
 from scene import LONG_S, RANKS, TOKENS, Scheduler, names, pinned, rank_caches, store
 from support.blocks import eventually
 from support.memory_tier import MemoryTier, served
-from vllm_parts import BLOCK_TOKENS, adapter, extend, request
 
 from beluga import IndexServer, KVCache, Pool
 from beluga.connectors.identity import Files
@@ -29,6 +29,20 @@ from beluga.connectors.vllm.steps import Loaded, StepReport, StoredCounts
 from beluga.errors import ConnectorError
 
 MakeScheduler = Callable[..., Scheduler]
+
+
+def hit(caches: list[KVCache], count: int = 5) -> Any:
+    """Make a request that has that many blocks in the pool."""
+    made = request("r", TOKENS)
+    store(caches, made, count, count)
+    return made
+
+
+def started(engine: Scheduler, computed: int = 0) -> Any:
+    """Start a request that has no blocks in the pool."""
+    made = request("r", TOKENS)
+    engine.start(made, computed)
+    return made
 
 
 def test_a_hit_is_what_every_rank_has(engine: Scheduler, caches: list[KVCache]) -> None:
@@ -49,8 +63,7 @@ def test_a_hit_is_what_every_rank_has(engine: Scheduler, caches: list[KVCache]) 
 def test_pins_are_released_and_hits_counted_when_all_ranks_have_loaded(
     engine: Scheduler, caches: list[KVCache]
 ) -> None:
-    made = request("r", TOKENS)
-    store(caches, made, 5, 5)
+    made = hit(caches)
     for _ in range(3):  # it is looked up once while it waits
         assert engine.schedule.matched_tokens(made, 0) == (5 * BLOCK_TOKENS, False)
     assert engine.counters.take()["lookups"] == 1
@@ -72,8 +85,7 @@ def test_pins_are_released_and_hits_counted_when_all_ranks_have_loaded(
 def test_pins_are_released_with_the_request(
     engine: Scheduler, caches: list[KVCache], when: str
 ) -> None:
-    made = request("r", TOKENS)
-    store(caches, made, 5, 5)
+    made = hit(caches)
     engine.schedule.matched_tokens(made, 0)
     assert pinned(caches) == 10
     if when == "refused":  # vLLM has decided not to load
@@ -110,8 +122,7 @@ def test_generated_tokens_are_saved_once_accepted(engine: Scheduler) -> None:
 
 
 def test_loaded_blocks_are_not_saved(engine: Scheduler, caches: list[KVCache]) -> None:
-    made = request("r", TOKENS)
-    store(caches, made, 4, 4)
+    made = hit(caches, 4)
     engine.start(made, computed=BLOCK_TOKENS)
     engine.step(made, 4)
     engine.loaded("r")
@@ -156,8 +167,7 @@ def test_blocks_of_another_connectors_failed_load_are_saved_once_computed(
 @pytest.mark.parametrize("aborted", [False, True])
 def test_blocks_computed_on_a_failed_load_are_never_saved(engine: Scheduler, aborted: bool) -> None:
     """vLLM leaves the blocks in its own cache, and computes them again if it still has to."""
-    made = request("r", TOKENS)
-    engine.start(made, computed=3 * BLOCK_TOKENS)
+    made = started(engine, computed=3 * BLOCK_TOKENS)
     engine.step(made, 9)
     engine.schedule.reported(None, {11, 12})
     made.num_computed_tokens = BLOCK_TOKENS
@@ -185,8 +195,7 @@ def test_blocks_of_a_load_that_another_connector_reports_late_are_offered_again(
     engine: Scheduler,
 ) -> None:
     """vLLM computes them again, whenever a connector reports them."""
-    made = request("r", TOKENS)
-    engine.start(made)
+    made = started(engine)
     assert engine.saves(made, 3 * BLOCK_TOKENS) == [("r", [10, 11, 12])]
     engine.schedule.reported(None, {11})
     made.num_computed_tokens = BLOCK_TOKENS
@@ -219,8 +228,7 @@ def test_a_request_that_ends_with_the_step_of_a_failed_load_saves_nothing(
     engine: Scheduler,
 ) -> None:
     """vLLM calls ``request_finished`` before it passes on what the same step failed to load."""
-    made = request("r", TOKENS)
-    engine.start(made, computed=3 * BLOCK_TOKENS)
+    made = started(engine, computed=3 * BLOCK_TOKENS)
     engine.step(made, 9)
     assert engine.schedule.finished(made, engine.blocks["r"])
     engine.schedule.reported(None, {10})
@@ -229,8 +237,7 @@ def test_a_request_that_ends_with_the_step_of_a_failed_load_saves_nothing(
 
 def test_a_request_that_ends_while_another_connector_loads_saves_nothing(engine: Scheduler) -> None:
     """Its blocks count as computed before the bytes arrive."""
-    made = request("r", TOKENS)
-    engine.start(made, computed=3 * BLOCK_TOKENS)
+    made = started(engine, computed=3 * BLOCK_TOKENS)
     assert not engine.schedule.finished(made, engine.blocks["r"])
     again = request("again", TOKENS)
     engine.start(again)
@@ -245,8 +252,7 @@ def test_a_request_that_ends_while_another_connector_loads_saves_nothing(engine:
 def test_after_a_failed_load_a_request_is_saved_without_a_lookup(
     engine: Scheduler, caches: list[KVCache]
 ) -> None:
-    made = request("r", TOKENS)
-    store(caches, made, 3, 3)
+    made = hit(caches, 3)
     engine.start(made)
     engine.step(made, 9)
     made.num_computed_tokens = BLOCK_TOKENS  # vLLM returns to valid tokens
@@ -255,39 +261,32 @@ def test_after_a_failed_load_a_request_is_saved_without_a_lookup(
     assert engine.schedule.matched_tokens(made, 0) == (0, False)
 
 
-def test_blocks_with_nans_are_not_saved(engine: Scheduler) -> None:
-    made, sharer = request("r", TOKENS), request("s", TOKENS)
-    engine.start(made)
-    assert engine.saves(made, 6) == [("r", [10])]
-    engine.step(made, 1)
-    made.num_nans_in_logits = 3
-    assert engine.saves() == []
-    engine.step(made, 14)
-    made.num_nans_in_logits = 0
-    assert engine.saves() == []
+@pytest.mark.parametrize("ended", [False, True])
+def test_blocks_with_nans_are_not_saved(engine: Scheduler, ended: bool) -> None:
+    made, sharer = started(engine), request("s", TOKENS)
+    if ended:
+        engine.step(made, 21)
+        made.num_nans_in_logits = 3
+        assert engine.schedule.finished(made, engine.blocks["r"])
+        assert engine.saves() == [("r", [])]
+    else:
+        assert engine.saves(made, 6) == [("r", [10])]
+        engine.step(made, 1)
+        made.num_nans_in_logits = 3
+        assert engine.saves() == []
+        engine.step(made, 14)
+        made.num_nans_in_logits = 0
+        assert engine.saves() == []
     engine.blocks["s"] = [10, 11, 12, 77, 78, 79]
     engine.start(sharer, computed=3 * BLOCK_TOKENS)
-    assert engine.saves(sharer, 9) == [("s", [10])]
-
-
-def test_cached_blocks_of_a_request_with_nans_are_not_saved(engine: Scheduler) -> None:
-    made, sharer = request("r", TOKENS), request("s", TOKENS)
-    engine.start(made)
-    engine.step(made, 21)
-    made.num_nans_in_logits = 3
-    assert engine.schedule.finished(made, engine.blocks["r"])
-    assert engine.saves() == [("r", [])]
-    engine.blocks["s"] = [10, 11, 12, 77, 78, 79]
-    engine.start(sharer, computed=3 * BLOCK_TOKENS)
-    assert engine.saves(sharer, 9) == []
+    assert engine.saves(sharer, 9) == ([] if ended else [("s", [10])])
 
 
 def test_the_last_blocks_are_saved_when_a_request_ends(
     engine: Scheduler, caches: list[KVCache]
 ) -> None:
     """It computes its only token after a hit, as a remote prefill does."""
-    made = request("r", TOKENS)
-    store(caches, made, 3, 3)
+    made = hit(caches, 3)
     engine.start(made)
     engine.step(made, 9)
     assert engine.schedule.finished(made, engine.blocks["r"])  # vLLM reports the load after this
@@ -299,8 +298,7 @@ def test_the_last_blocks_are_saved_when_a_request_ends(
 
 
 def test_tokens_in_flight_are_not_saved_when_a_request_ends(engine: Scheduler) -> None:
-    made = request("r", TOKENS)
-    engine.start(made)
+    made = started(engine)
     engine.step(made, 7)
     made.num_in_flight_tokens = 7
     engine.step(made, 5)
@@ -310,18 +308,14 @@ def test_tokens_in_flight_are_not_saved_when_a_request_ends(engine: Scheduler) -
     assert not engine.schedule.pending
     made.num_in_flight_tokens = 0
     assert engine.saves() == []
-
-
-def test_blocks_are_released_at_once_without_pending_saves(engine: Scheduler) -> None:
-    made = request("r", TOKENS[:3])
-    engine.start(made)
-    engine.step(made, 3)
-    assert not engine.schedule.finished(made, engine.blocks["r"])
+    short = request("short", TOKENS[:3])
+    engine.start(short)
+    engine.step(short, 3)
+    assert not engine.schedule.finished(short, engine.blocks["short"]), "it saves nothing"
 
 
 def test_a_preempted_request_is_looked_up_again(engine: Scheduler, caches: list[KVCache]) -> None:
-    made = request("r", TOKENS)
-    engine.start(made)
+    made = started(engine)
     engine.step(made, 8)
     made.num_computed_tokens = 0
     orders = engine.schedule.orders({}, ["r"])
@@ -390,17 +384,10 @@ def test_after_a_reset_an_engine_has_a_separate_namespace(
     assert engine.start(again) == 5 * BLOCK_TOKENS
 
 
-def test_without_a_server_everything_is_a_miss(make_scheduler: MakeScheduler) -> None:
-    engine, made = make_scheduler(), request("r", TOKENS)
-    assert engine.start(made) == 0
-    assert engine.saves(made, 21) == [("r", [10, 11, 12, 13, 14])]
-
-
 def test_a_loaded_request_is_looked_up_again_when_it_restarts(
     engine: Scheduler, caches: list[KVCache]
 ) -> None:
-    made = request("r", TOKENS)
-    store(caches, made, 5, 5)
+    made = hit(caches)
     assert engine.start(made) == 5 * BLOCK_TOKENS
     engine.loaded("r")
     assert pinned(caches) == 0
@@ -418,11 +405,10 @@ def test_a_request_whose_load_failed_in_another_connector_is_not_loaded(
     """vLLM would wait forever for blocks that it has reserved for the same request."""
     engine = make_scheduler(load=load)
     assert engine.connection.wait(LONG_S)
-    made = request("r", TOKENS)
-    store(caches, made, 5, 5)
-    hit = (5 * BLOCK_TOKENS, load == "async")
-    assert engine.schedule.matched_tokens(made, 0) == hit
-    assert engine.schedule.matched_tokens(made, 0) == hit  # it waits for blocks meanwhile
+    made = hit(caches)
+    expected = (5 * BLOCK_TOKENS, load == "async")
+    assert engine.schedule.matched_tokens(made, 0) == expected
+    assert engine.schedule.matched_tokens(made, 0) == expected  # it waits for blocks meanwhile
     engine.schedule.allocated(made, engine.blocks.setdefault("r", [1, 2, 3, 4, 5]), 0)
     engine.schedule.orders({}, [])
     assert engine.schedule.matched_tokens(made, 0) == (0, False)
@@ -446,8 +432,7 @@ def test_a_rank_that_is_late_with_one_request_does_not_delay_another(
 def test_before_the_ranks_are_known_everything_is_a_miss(
     engine: Scheduler, caches: list[KVCache]
 ) -> None:
-    made = request("r", TOKENS)
-    store(caches, made, 5, 5)
+    made = hit(caches)
     engine.lookups.ranks = ()
     assert engine.schedule.matched_tokens(made, 0) == (0, False)
     engine.lookups.ranks = RANKS
@@ -582,9 +567,6 @@ def test_the_oldest_announcements_are_dropped_when_too_many_are_pending(
 
 
 MIB = 1 << 20
-
-
-# ---- The setting load: auto. No forward waits for more than a few milliseconds of loads.
 
 
 def timing(load: str = "auto", size: int = MIB) -> LoadTiming:
@@ -726,9 +708,6 @@ def test_orders_have_the_offset_of_each_ranks_part_of_a_block(
     busy.schedule._unpin(busy.schedule._requests["r1"])
     busy.schedule.allocated(other, list(range(10)), 3 * BLOCK_TOKENS)
     assert busy.schedule.orders({}, []).loads[0].located(0) is None, "it has no pins"
-
-
-# ---- Blocks in a tier below the pool, for which a request waits.
 
 
 @contextlib.contextmanager

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import pytest
 from beluga_bench.gpu.host_driver import HostDriver
+from fake_vllm import Tensor, layer_major
 from scene import LOGGER, LONG_S, Rank, blocks
-from vllm_parts import Tensor, layer_major
 
 from beluga import IndexServer, KVCache, Pool
 from beluga.connectors.vllm import staging as device

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_vllm import Tensor
 from scene import LOGGER, LONG_S, NAMESPACE, Gate, Rank, blocks, digests, wait_for
-from vllm_parts import Tensor
 
 from beluga import IndexServer, KVCache, Pool
 from beluga.connectors.vllm.counters import ConnectorCounters, figures

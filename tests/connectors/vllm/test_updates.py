@@ -14,9 +14,9 @@ from typing import Any
 
 import fake_vllm
 import pytest
+from fake_vllm import BLOCK_TOKENS, adapter, request
 from scene import TOKENS, Engine
 from support.blocks import eventually
-from vllm_parts import BLOCK_TOKENS, adapter, request
 
 from beluga import IndexServer
 from beluga.connectors.files import MEMORY_ONLY, FileDigests, filesystem_of
