@@ -336,10 +336,9 @@ class Objects(Source):
         try:
             import obstore  # noqa: F401
         except ImportError:
-            raise _unidentified(
+            raise ConnectorError(
                 f"the weights at {self._shown} cannot be identified without obstore; install it "
-                "(pip install beluga-kv[tiers]), or",
-                end=" ",
+                f"(pip install beluga-kv[tiers]), or {SET_IDENTITY}"
             ) from None
 
     def digest(self, hashed: Hashed) -> str:
@@ -398,14 +397,14 @@ class Several(Source):
         return all(source.unchanged() for source in self._sources)
 
 
-def _unidentified(text: str, end: str = "; ") -> ConnectorError:
-    return ConnectorError(f"{text}{end}{SET_IDENTITY}")
+def _unidentified(text: str) -> ConnectorError:
+    return ConnectorError(f"{text}; {SET_IDENTITY}")
 
 
 def _changed(changed: object, loaded: object) -> ConnectorError:
-    return _unidentified(
-        f"{changed} has changed since the engine started to load {loaded}; restart the engine, or",
-        end=" ",
+    return ConnectorError(
+        f"{changed} has changed since the engine started to load {loaded}; restart the engine, or "
+        f"{SET_IDENTITY}"
     )
 
 
@@ -441,10 +440,9 @@ def source_of(model: Model, digests: FileDigests | None = None) -> Source:
     if path.exists():
         return Several(Files(each, model.since_ns, digests) for each in (path, *_loaded_with(path)))
     if name := other_hub():  # which has other files under the names of Hugging Face's
-        raise _unidentified(
+        raise ConnectorError(
             f"{name} is set, and beluga cannot find out which commit of {model.name} this engine "
-            "has loaded from there; start it with the path of a folder, or",
-            end=" ",
+            f"has loaded from there; start it with the path of a folder, or {SET_IDENTITY}"
         )
     cache = Path(model.cache) if model.cache else hub_cache_dir()
     repository = cache / f"models--{model.name.replace('/', '--')}"
@@ -489,10 +487,10 @@ def _commit_of(model: Model, repository: Path) -> str:
             return commit
     except (OSError, ValueError):
         pass
-    raise _unidentified(
+    raise ConnectorError(
         f"beluga cannot find out which commit of {model.name}@{revision} this engine has loaded; "
-        "start it with --revision COMMIT (40 digits) or with the path of a folder, or",
-        end=" ",
+        "start it with --revision COMMIT (40 digits) or with the path of a folder, or "
+        f"{SET_IDENTITY}"
     )
 
 
@@ -522,16 +520,12 @@ def sources_of(
     return sources[0] if len(sources) == 1 else Several(sources)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Identified:
-    """The result of an identification: a digest, or the reason of a failure."""
-
-    digest: str = ""
-    refusal: str = ""
-
-
 class ModelIdentity:
-    """Identifies weights on a thread, while the engine starts. Thread-safe."""
+    """Identifies weights on a thread, while the engine starts. Thread-safe.
+
+    ``known`` is the digest, or "" if it is not known yet or there is none; ``refusal`` is the
+    reason of a failure.
+    """
 
     def __init__(
         self,
@@ -551,16 +545,16 @@ class ModelIdentity:
         self._done_bytes, self._report_s = 0, time.monotonic()
         self._closing = False
         self._ended = threading.Event()
-        self.outcome: Identified | None = None
+        self.known = self.refusal = ""
         if type(source) is Source:
-            self._end(Identified(source.text))
+            self._end(source.text)
         else:
             Thread(target=self._work, name="beluga-identity", daemon=True).start()
 
     @property
-    def known(self) -> str:
-        """The digest, or "" if it is not known yet or there is none."""
-        return self.outcome.digest if self.outcome is not None else ""
+    def ended(self) -> bool:
+        """Whether the digest is known, or the identification has failed."""
+        return self._ended.is_set()
 
     def wait(self, timeout_s: float | None = None) -> str:
         """Wait until the identification has ended. Returns the digest, or ""."""
@@ -573,10 +567,10 @@ class ModelIdentity:
         if self._loaded is not None:
             self._loaded.set()
 
-    def _end(self, outcome: Identified) -> None:
-        self.outcome = outcome
-        if outcome.digest and not self._closing:
-            self._then(outcome.digest)
+    def _end(self, digest: str) -> None:
+        self.known = digest
+        if digest and not self._closing:
+            self._then(digest)
         self._ended.set()
 
     def _work(self) -> None:
@@ -591,14 +585,14 @@ class ModelIdentity:
                 )
         except Exception as error:
             # Whatever fails must end the identification, or nothing would ever hit or be saved.
-            refusal = str(error) or repr(error)
+            self.refusal = str(error) or repr(error)
             if not self._closing:
                 self._logger.error(
                     "beluga: the model is not identified, so the pool is not used: %s%s",
-                    refusal,
+                    self.refusal,
                     "" if isinstance(error, ConnectorError) else f"; {SET_IDENTITY}",
                 )
-            self._end(Identified(refusal=refusal))
+            self._end("")
             return
         if self._done_bytes:
             self._logger.info(
@@ -606,7 +600,7 @@ class ModelIdentity:
                 self._done_bytes / 1e9,
                 time.monotonic() - started_s,
             )
-        self._end(Identified(digest))
+        self._end(digest)
 
     def _hashed(self, count: int) -> None:
         if self._closing:

@@ -836,7 +836,7 @@ def test_a_failed_identification_ends_and_logs_its_remedy_once(
     assert identity.wait(LONG_S) == ""
     (line,) = (record.getMessage() for record in caplog.records)
     assert "the pool is not used" in line and "setting identity" in line
-    assert identity.outcome is not None and identity.outcome.refusal
+    assert identity.ended and identity.refusal
 
 
 def test_weights_are_a_field_of_the_namespace() -> None:

@@ -70,7 +70,7 @@ class Models:
     def pending(self, name: str) -> bool:
         """Return whether a model is being identified."""
         identity = self._of(name)
-        return identity is not None and identity.outcome is None
+        return identity is not None and not identity.ended
 
     def close(self) -> None:
         """Stop reading files."""

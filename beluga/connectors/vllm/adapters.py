@@ -91,19 +91,20 @@ class Adapters:
                 "load it again, with load_inplace"
             )
         identity = self._identity(state)
-        outcome = identity.outcome
-        if outcome is None:
+        if not identity.ended:
             return None
-        if not outcome.digest:
+        digest = identity.known
+        if not digest:
             raise ConnectorError(
-                f"the adapter {lora.lora_name} could not be read ({outcome.refusal}); load it again"
+                f"the adapter {lora.lora_name} could not be read ({identity.refusal}); load it "
+                "again"
             )
-        if self._names.setdefault(lora.lora_name, outcome.digest) != outcome.digest:
+        if self._names.setdefault(lora.lora_name, digest) != digest:
             raise ConnectorError(
                 f"the adapter {lora.lora_name} was loaded with other bytes before; reset vLLM's "
                 "prefix cache (POST /reset_prefix_cache)"
             )
-        key = hashlib.blake2b(outcome.digest.encode(), digest_size=32, person=b"beluga-adapter")
+        key = hashlib.blake2b(digest.encode(), digest_size=32, person=b"beluga-adapter")
         return Adapter(key.digest(), *state)
 
     def loads(self, lora: Any) -> None:
