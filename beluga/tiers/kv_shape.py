@@ -21,7 +21,7 @@ from beluga.text import decode_text
 from beluga.transfer import DTYPE_SIZES
 
 _DTYPES = {
-    "float32": "F32",
+    "float32": "F16",  # engines load such a checkpoint as float16
     "float16": "F16",
     "half": "F16",
     "bfloat16": "BF16",
@@ -29,8 +29,37 @@ _DTYPES = {
     "float8_e5m2": "FP8",
 }
 _CONFIG_MAX = 16 << 20  # bytes
-_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num", "n_head_kv")
-_OF_KV_HEADS = re.compile(r"kv_?heads|key_value_heads|kv_n_heads|head_kv")
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
+_HEADS = ("num_attention_heads", "n_head")
+_HEAD_SIZES = ("head_dim", "attention_head_dim", "kv_channels")
+_KV_HEADS = (
+    *("num_key_value_heads", "num_kv_heads", "multi_query_group_num", "n_head_kv"),
+    *("num_query_groups", "num_attention_groups"),  # Megatron-core; Step
+)
+_MTP = "num_nextn_predict_layers"
+_LISTS = ("layer_types", "layers_block_type", "block_types")
+_PERIODS = ("full_attention_interval", "layer_group_size")  # qwen3-next; Ling 2.5
+_INDICES = ("attn_layer_indices", "full_attn_idxs")  # bamba; lfm2
+
+# A field may change the KV cache if its name has one of these words. It is read here, it is
+# harmless, or the model is rejected.
+_RELEVANT = re.compile(
+    "layer|group|shar|index|attn|attention|window|sliding|latent|lora|kv|key_value|cache|head|"
+    "encoder|cross|compress|chunk|block|recur|conv|ssm|mamba|linear|state"
+)
+_HARMLESS = re.compile(
+    "norm|bias|drop|rope|expert|moe|mlp|topk_group|^n_group|fp32|kernel|token|ffn|softcap|scal|"
+    "multiplier|init|logit|logn|_act|lm_head|quant|probs|temper|sink|gate|dense|intermediate|flash|"
+    "implementation|factor|mtp|per_layer_input|classif|image|vision|video|audio|mm_|projector|"
+    "select_layer|^_|^use_cache|^use_parallel|^compression_config|^q_lora|^qk_|^query_|^attn_scale|"
+    # fixed states of layers that a list names; _stateful() rejects those that no list names
+    "^linear_|mamba|^ssm_|^conv_|^use_conv|^chunk_size|^block_(multiple|auto|size)|"
+    "^parallel_attn|^num_attention_heads_per_layer|^num_sliding_attention_heads|^num_mem_blocks|"
+    "^attention_hidden_size"
+)
+_ORDER = re.compile(
+    "every|interval|period|pattern|_ids|_indices"
+)  # harmless beside a list of layers
 
 _FULL, _WINDOW, _STATE, _NOTHING = "full", "window", "state", "nothing"
 _KINDS = {
@@ -60,6 +89,7 @@ _UNKNOWN = {
     "cross_attention_layers": "layers that attend to images",
     "block_configs": "layers of different shapes",
     "index_head_dim": "an indexer with a cache of its own",
+    "is_encoder": "no cache",
     "global_head_dim": "heads of two sizes",
     "num_global_key_value_heads": "two numbers of KV heads",
     "swa_num_key_value_heads": "two numbers of KV heads",
@@ -69,6 +99,17 @@ _UNKNOWN = {
     "use_cla": "layers that share KV",
     "cla_share_factor": "layers that share KV",
 }
+_READ = {
+    *(*_LAYERS, *_HEADS, *_HEAD_SIZES, *_KV_HEADS, _MTP, *_LISTS, *_PERIODS, *_INDICES, *_UNKNOWN),
+    *("v_head_dim", "kv_lora_rank", "multi_query_attention", "num_kv_shared_layers"),
+    *("attn_type_list", "attn_layer_period", "attn_layer_offset", "linear_attn_config"),
+    *("attention_chunk_size", "no_rope_layers", "no_rope_layer_interval", "max_window_layers"),
+    *("sliding_window", "use_sliding_window", "sliding_window_pattern", "hybrid_override_pattern"),
+}
+_ENCODERS = re.compile(  # of model types and architectures
+    "bert|electra|mpnet|ForMaskedLM|ForSequenceClassification|ForTokenClassification|"
+    "ForQuestionAnswering"
+)
 _STATEFUL = ("mamba", "rwkv", "ssm", "xlstm", "recurrent")  # in names of fields, or of the model
 
 
@@ -151,16 +192,48 @@ def read_model(path: Path, dtype: str | None = None) -> KvShape:
         raise TierError(f"{file} is not JSON") from None
     if not isinstance(config, dict):
         raise TierError(f"{file} is not a model's configuration")
+    own = config  # the fields of the model that keeps KV
     for name in ("text_config", "llm_config", "language_config", "thinker_config"):
         inner = config.get(name)  # a multimodal model
         if isinstance(inner, dict):
             innermost = inner.get("text_config")
-            config |= {**inner, **(innermost if isinstance(innermost, dict) else {})}
+            own = innermost if isinstance(innermost, dict) else inner
+            config |= {key: value for key, value in {**inner, **own}.items() if value is not None}
     try:
-        return _shape(config, file, dtype or _quantized(config, file))
+        _refuse_encoder(own)
+        shape = _shape(config, file, dtype or _quantized(config, file))
+        _refuse_unknown(own)
+        return shape
     except TierError as error:
         reason = str(error)
         raise TierError(reason if str(file) in reason else f"{file}: {reason}") from None
+
+
+def _refuse_encoder(config: Mapping[str, Any]) -> None:
+    kinds = [config.get("model_type"), *_list_of(config.get("architectures"))]
+    encoder = next((kind for kind in map(str, kinds) if _ENCODERS.search(kind)), None)
+    if encoder is not None and "decoder" not in encoder and not config.get("is_decoder"):
+        raise TierError(
+            f"model_type or architectures names {encoder}, an encoder, which keeps no KV; give "
+            "another model"
+        )
+
+
+def _refuse_unknown(config: Mapping[str, Any]) -> None:
+    listed = any(config.get(name) for name in _LISTS)
+    for name, value in config.items():
+        if not value or name in _READ or not _RELEVANT.search(name) or _HARMLESS.search(name):
+            continue
+        if listed and _ORDER.search(name):
+            continue
+        raise TierError(
+            f"{name} is {value!r:.40}, which may change the KV cache, and which beluga does not "
+            "read; give the numbers by options, or remove it if it does not"
+        )
+
+
+def _list_of(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
 
 
 def _quantized(config: dict[str, Any], file: Path) -> str | None:
@@ -203,13 +276,12 @@ def _kv_type(scheme: object) -> str | None:
 
 
 def _shape(config: dict[str, Any], file: Path, dtype: str | None) -> KvShape:
-    named = config.get("torch_dtype", config.get("dtype"))
+    named = config.get("dtype") or config.get("torch_dtype")
     kind = dtype or _DTYPES.get(str(named).removeprefix("torch."))
     if kind is None:
         raise TierError(f"{file} names no supported element type; give --dtype")
-    counts = read_layers(
-        config, _number(config, file, "num_hidden_layers", "n_layer", "num_layers")
-    )
+    listed = next((len(_list_of(config.get(name))) for name in _LISTS if config.get(name)), None)
+    counts = read_layers(config, _number(config, file, *_LAYERS, default=listed))
     layers, more = counts.full, {}
     if counts.full == 0 and counts.window:
         layers = counts.window  # every layer has the window, so blocks hold all of them
@@ -225,17 +297,11 @@ def _shape(config: dict[str, Any], file: Path, dtype: str | None) -> KvShape:
     if rank:
         rope = _number(config, file, "qk_rope_head_dim", default=0)
         return KvShape(layers, kind, latent_dim=rank + rope, **more)
-    heads = _number(config, file, "num_attention_heads", "n_head")
-    other = [name for name in config if _OF_KV_HEADS.search(name) and name not in _KV_HEADS]
-    if other and config[other[0]]:
-        raise TierError(
-            f"{other[0]} means numbers of KV heads that beluga cannot size; give the numbers by "
-            "options"
-        )
+    heads = _number(config, file, *_HEADS)
     kv_heads = _number(config, file, *_KV_HEADS, default=heads)
     if config.get("multi_query") and not config.get("new_decoder_architecture"):
         kv_heads = 1
-    size = _number(config, file, "head_dim", "attention_head_dim", "kv_channels", default=0)
+    size = _number(config, file, *_HEAD_SIZES, default=0)
     if not size:
         size = _number(config, file, "hidden_size", "n_embd") // heads
     values = _number(config, file, "v_head_dim", default=size)
@@ -299,9 +365,9 @@ def read_layers(config: Mapping[str, Any], count: int) -> Layers:
 
 
 def _kinds_of_layers(config: Mapping[str, Any], count: int) -> list[str]:
-    for name in ("layer_types", "layers_block_type", "block_types"):
+    for name in _LISTS:
         if config.get(name):
-            return _listed(name, config[name], count)
+            return _listed(name, config[name], count, config.get(_MTP))
     if pattern := config.get("hybrid_override_pattern"):
         return [
             _kind_of_layer("hybrid_override_pattern", letter, _NEMOTRON) for letter in str(pattern)
@@ -325,7 +391,11 @@ def _kinds_of_layers(config: Mapping[str, Any], count: int) -> list[str]:
     return _windows(config, count)
 
 
-def _listed(name: str, value: object, count: int) -> list[str]:
+def _listed(name: str, value: object, count: int, predicting: object) -> list[str]:
+    if isinstance(value, list) and isinstance(predicting, int) and len(value) == count + predicting:
+        value = value[:count]  # the layers that predict further tokens follow (Step 3.5)
+    if name == "block_types" and isinstance(value, list):  # Griffin: a pattern that repeats
+        value = (value * count)[:count]
     if not isinstance(value, list) or (len(value) not in (count, 1) and count % len(value)):
         raise TierError(f"{name} is not a list with one item for each of {count} layers; fix it")
     return [_kind_of_layer(name, kind, _KINDS) for kind in value * (count // len(value))]
@@ -342,7 +412,7 @@ def _kind_of_layer(name: str, value: object, kinds: Mapping[str, str]) -> str:
 
 def _full_layers(config: Mapping[str, Any], count: int) -> set[int] | None:
     """Return the layers with attention of a model whose other layers have a state."""
-    for name in ("attn_layer_indices", "full_attn_idxs"):  # bamba; lfm2
+    for name in _INDICES:
         if isinstance(config.get(name), list):
             return {_whole(name, at) for at in config[name]}
     linear = config.get("linear_attn_config")  # Kimi's indices start at 1
@@ -352,9 +422,12 @@ def _full_layers(config: Mapping[str, Any], count: int) -> set[int] | None:
         period = _whole("attn_layer_period", config["attn_layer_period"])
         offset = config.get("attn_layer_offset") or 0
         return {at for at in range(count) if at % period == offset}
-    if config.get("full_attention_interval"):  # qwen3-next
-        every = _whole("full_attention_interval", config["full_attention_interval"])
-        return {at for at in range(count) if (at + 1) % every == 0}
+    for name in _PERIODS:
+        if config.get(name):
+            every = _whole(name, config[name])
+            if name == "layer_group_size" and count % every:
+                raise TierError(f"{name} is {every}, which does not divide {count} layers; fix it")
+            return {at for at in range(count) if (at + 1) % every == 0}
     return None
 
 

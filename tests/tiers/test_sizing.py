@@ -174,7 +174,7 @@ MODELS: dict[str, tuple[dict[str, Any], int]] = {
         },
         70_272,
     ),
-    "GPT-2": ({"n_embd": 768, "n_layer": 12, "n_head": 12, "torch_dtype": "float32"}, 73_728),
+    "GPT-2": ({"n_embd": 768, "n_layer": 12, "n_head": 12, "torch_dtype": "float32"}, 36_864),
     "multi-query": (
         {
             "n_embd": 6144,
@@ -451,6 +451,22 @@ LAYERS: dict[str, tuple[dict[str, Any], int, int, int, int]] = {
     "kimi": ({"linear_attn_config": {"full_attn_layers": [4, 8]}}, 2, 0, 0, 30),
     "minimax": ({"attn_type_list": [0, 0, 0, 0, 0, 0, 0, 1] * 4}, 4, 0, 0, 28),
     "falcon-h1": ({"model_type": "falcon_h1", "mamba_d_ssm": 3072}, 32, 0, 0, 32),
+    "ling 2.5": ({"layer_group_size": 8, "num_nextn_predict_layers": 1}, 4, 0, 0, 28),
+    "step 3.5": (
+        {"layer_types": [*MIXED, *MIXED[:3]], "sliding_window": 64, "num_nextn_predict_layers": 3},
+        16, 16, 64, 0,
+    ),
+    "nemotron, no number of layers": (
+        {"num_hidden_layers": None, "layers_block_type": ["mamba", "moe", "attention", "moe"] * 2},
+        2, 0, 0, 2,
+    ),
+    "griffin, a pattern that is cut": (
+        {"block_types": ["recurrent", "recurrent", "attention"], "num_hidden_layers": 26},
+        8, 0, 0, 18,
+    ),
+    "afmoe": (
+        {"layer_types": MIXED, "sliding_window": 64, "global_attn_every_n_layers": 2}, 16, 16, 64, 0
+    ),
 }  # fmt: skip
 
 
@@ -491,6 +507,14 @@ def test_window_and_state_layers_do_not_grow(tmp_path: Path, name: str) -> None:
         ({"num_key_value_heads_per_layer": [4] * 32}, "num_key_value_heads_per_layer"),  # DeciLM
         ({"num_key_value_heads": None, "kv_n_heads": 4}, "kv_n_heads"),
         ({"use_cla": True, "cla_share_factor": 2}, "use_cla"),  # Hunyuan
+        ({"model_type": "bert", "is_decoder": False}, "bert, an encoder"),
+        ({"architectures": ["Qwen3ForSequenceClassification"]}, "an encoder"),
+        ({"layer_group_size": 5}, "layer_group_size is 5"),
+        ({"layer_groups": 4}, "layer_groups is 4"),
+        ({"num_attention_groups_local": 2}, "num_attention_groups_local is 2"),
+        ({"n_recurrent_layers": 40}, "n_recurrent_layers means"),
+        ({"kv_source_layers": [0, 1]}, "kv_source_layers is [0, 1]"),
+        ({"indexer_cache_dim": 64}, "indexer_cache_dim is 64"),
         ({"attn_type_list": [0, 1]}, "attn_type_list is not a list"),
         ({"attn_type_list": [0, 2] * 16}, "attn_type_list is not a list"),
         ({"attn_type_list": [False, True] * 16}, "attn_type_list is not a list"),
@@ -544,6 +568,16 @@ def test_a_multimodal_model_uses_its_text_config(tmp_path: Path) -> None:
     ):
         (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": "bfloat16", **outer}))
         assert read_model(tmp_path).layers == 16
+
+
+@pytest.mark.parametrize("name", ["num_query_groups", "num_attention_groups"])
+def test_kv_heads_have_several_names(tmp_path: Path, name: str) -> None:
+    assert shape(tmp_path, num_key_value_heads=None, **{name: 4}).kv_heads == 4
+
+
+def test_a_null_hides_no_value(tmp_path: Path) -> None:
+    fields = {"torch_dtype": None, "dtype": "bfloat16", "text_config": {"dtype": None}}
+    assert shape(tmp_path, **fields).bytes_per_token == 32 * LAYER
 
 
 def test_falcon_has_a_different_field_for_kv_heads(tmp_path: Path) -> None:
