@@ -57,6 +57,11 @@ class Site:
         async with self.complete(**more) as answer:
             return answer.status, await answer.read()
 
+    async def status(self, method: str, url: str, **options: Any) -> int:
+        """Return the status of a request's answer."""
+        async with self.client.request(method, url, **options) as answer:
+            return answer.status
+
     async def text(self, path: str) -> str:
         async with self.client.get(self.base + path) as answer:
             assert answer.status == 200, path
@@ -99,7 +104,11 @@ class Site:
 async def routed(
     *engines: FakeEngine, limits: Limits = QUICK, wait: bool = True, **settings: Any
 ) -> AsyncIterator[Site]:
-    """Start engines behind a router (by default round robin) and wait until they are up."""
+    """Start engines behind a router (by default round robin) and wait until they are up. Settings
+    that are limits change these.
+    """
+    names = {field.name for field in dataclasses.fields(Limits)} & settings.keys()
+    limits = dataclasses.replace(limits, **{name: settings.pop(name) for name in names})
     async with AsyncExitStack() as stack:
         for engine in engines:
             await stack.enter_async_context(engine)

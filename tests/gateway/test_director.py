@@ -373,8 +373,7 @@ async def test_a_request_for_a_response_of_a_dead_engine_is_not_rerouted() -> No
         name = at[first.url]
         first.faults.healthy = False
         await until(lambda: [e.serving for e in site.service.fleet].count(True) == 1)
-        async with site.client.get(f"{site.base}/v1/responses/{name}") as answer:
-            assert answer.status == 503
+        assert await site.status("GET", f"{site.base}/v1/responses/{name}") == 503
 
 
 async def test_responses_of_the_router_have_cors_headers() -> None:
@@ -387,8 +386,9 @@ async def test_responses_of_the_router_have_cors_headers() -> None:
                 assert "Access-Control-Allow-Origin" not in answer.headers
         requested = ORIGIN | {"Access-Control-Request-Method": "POST"}
         url = f"{site.base}/v1/completions"
-        async with site.client.options(url, headers=requested) as answer:
-            assert answer.status == 405  # the fake engine's own error: it supports no preflight
+        assert (
+            await site.status("OPTIONS", url, headers=requested) == 405
+        )  # the fake engine's own error: it supports no preflight
 
 
 # ---- The wait queue.

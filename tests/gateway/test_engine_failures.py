@@ -23,7 +23,7 @@ pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
 import aiohttp
 from fake_engines import FakeEngine
-from routed import QUICK, Site, routed, until
+from routed import Site, routed, until
 
 from beluga.gateway import EngineSpec, proxy
 from beluga.gateway.engine import (
@@ -55,8 +55,7 @@ def events_of(body: bytes) -> list[Any]:
 async def test_a_busy_engine_gets_no_requests_for_the_pause_it_requested(status: int) -> None:
     a, b = FakeEngine(), FakeEngine()
     a.faults.status, a.faults.retry_after = status, "3600"
-    limits = dataclasses.replace(QUICK, cool_down_max_s=3600)
-    async with routed(a, b, limits=limits) as site:
+    async with routed(a, b, cool_down_max_s=3600) as site:
         for _ in range(6):
             assert (await site.completed())[0] == 200
         assert site.counts() == [1, 6]
@@ -80,7 +79,7 @@ async def test_without_a_wait_queue_a_busy_engine_is_a_503_with_retry_after() ->
     a, b = FakeEngine(), FakeEngine()
     for engine in (a, b):
         engine.faults.status, engine.faults.retry_after = 503, "30"
-    async with routed(a, b, limits=dataclasses.replace(QUICK, queue_s=0)) as site:
+    async with routed(a, b, queue_s=0) as site:
         async with site.complete() as answer:
             assert answer.status == 503
             assert int(answer.headers["Retry-After"]) >= 1
@@ -155,7 +154,7 @@ async def test_a_request_with_tools_is_started_once() -> None:
 
 async def test_a_dead_engine_is_a_503_at_once_and_is_used_again_after_a_restart() -> None:
     engine = FakeEngine()
-    async with routed(engine, limits=dataclasses.replace(QUICK, retries=9)) as site:
+    async with routed(engine, retries=9) as site:
         await engine.__aexit__()
         for statuses in ((502, 503), (503,), (503,)):
             status, body = await site.completed()
@@ -163,8 +162,7 @@ async def test_a_dead_engine_is_a_503_at_once_and_is_used_again_after_a_restart(
             assert "error" in json.loads(body)
             assert b"busy" not in body and b"127.0.0.1" not in body
             assert b"accepts no connection" in body
-        async with site.client.get(f"{site.base}/ready") as answer:
-            assert answer.status == 503
+        assert await site.status("GET", f"{site.base}/ready") == 503
         await engine.__aenter__()
         await site.up()
         assert (await site.completed())[0] == 200
@@ -203,7 +201,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(drop_after: int
 async def test_a_request_on_a_stalled_engine_is_aborted() -> None:
     engine = FakeEngine()
     engine.faults.hold = asyncio.Event()
-    async with routed(engine, limits=dataclasses.replace(QUICK, stall_s=2)) as site:
+    async with routed(engine, stall_s=2) as site:
         status, body = await site.completed()
         assert status == 200
         assert events_of(body)[-1]["error"]["code"] == 502
@@ -244,9 +242,10 @@ async def test_a_request_is_retried_if_an_engines_machine_accepts_no_connection(
         alive = FakeEngine()
         await stack.enter_async_context(alive)
         dead_url = "http://{}:{}".format(*silent.getsockname())
-        limits = dataclasses.replace(QUICK, connect_s=0.2, health_timeout_s=60)
         engines = [EngineSpec(url, ("fake",)) for url in (dead_url, alive.url)]
-        site = await stack.enter_async_context(routed(limits=limits, engines=tuple(engines)))
+        site = await stack.enter_async_context(
+            routed(connect_s=0.2, health_timeout_s=60, engines=tuple(engines))
+        )
         await site.up(1)
         (dead,) = (engine for engine in site.service.fleet if engine.url == dead_url)
         for _ in range(2):
@@ -338,7 +337,7 @@ async def test_a_request_waiting_for_a_paused_worker_goes_to_a_new_one() -> None
 async def test_a_prompt_that_crashes_engines_does_not_suspend_them_for_other_clients() -> None:
     engine = FakeEngine()
     engine.faults.poison = "poison"
-    async with routed(engine, limits=dataclasses.replace(QUICK, retries=0)) as site:
+    async with routed(engine, retries=0) as site:
         (worker,) = site.service.fleet
         for _ in range(5):
             assert await complete(site, "greedy", "poison") == 502

@@ -41,8 +41,7 @@ async def test_a_worker_joins_and_leaves() -> None:
         for _ in range(4):
             assert (await site.completed())[0] == 200
         assert len(late.seen) == 2
-        async with site.client.delete(f"{workers}/{number}") as answer:
-            assert answer.status == 200
+        assert await site.status("DELETE", f"{workers}/{number}") == 200
         for _ in range(2):
             assert (await site.completed())[0] == 200
         assert len(late.seen) == 2
@@ -79,8 +78,7 @@ async def test_a_removed_worker_has_no_metrics_while_its_requests_continue(
         pending = asyncio.create_task(site.completed(stream=stream))
         await until(lambda: engine.under_way == 1)
         number = worker.worker.worker_id
-        async with site.client.delete(f"{site.admin}/workers/{number}") as answer:
-            assert answer.status == 200
+        assert await site.status("DELETE", f"{site.admin}/workers/{number}") == 200
         engine.faults.hold.set()
         assert (await pending)[0] == 200
         await until(lambda: worker.inflight == 0)
@@ -117,8 +115,7 @@ async def test_invalid_requests_of_operators_are_refused_with_the_reason() -> No
         assert (await refused("POST", "/workers", sound, "octet-stream")).startswith("415 ")
         assert (await refused("DELETE", "/workers/99", b"")).startswith("404 ")
         assert len(await site.workers()) == 1
-        async with site.client.get(f"{site.base}/workers") as answer:
-            assert answer.status == 404  # clients cannot use it
+        assert await site.status("GET", f"{site.base}/workers") == 404  # clients cannot use it
 
 
 async def test_the_operators_port_lists_its_routes_and_has_alert_rules(

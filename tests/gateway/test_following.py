@@ -369,8 +369,7 @@ async def test_missed_events_of_engines_are_replayed(tmp_path: Path) -> None:
         applied = 'kv_cache_events_applied{event_type="stored",status="ok"}'
         assert f"dynamo_component_{applied} 30.0" in text
         number = (await site.workers())[1]["id"]
-        async with site.client.delete(f"{site.admin}/workers/{number}") as answer:
-            assert answer.status == 200
+        assert await site.status("DELETE", f"{site.admin}/workers/{number}") == 200
         assert index.indexer.workers() == []
 
 
@@ -536,8 +535,7 @@ async def test_a_silent_pool_server_is_reported(
 
 async def test_without_a_pools_events_there_is_nothing_to_show() -> None:
     async with routed(FakeEngine(), policy="linear") as site:
-        async with site.client.get(f"{site.admin}/pool") as answer:
-            assert answer.status == 404
+        assert await site.status("GET", f"{site.admin}/pool") == 404
         assert "beluga_gateway_pool" not in await site.text("/metrics")
 
 

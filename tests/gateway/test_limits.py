@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import errno
 import gzip
 import json
@@ -27,7 +26,7 @@ pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 import aiohttp
 from aiohttp import web
 from fake_engines import Announcer, FakeEngine
-from routed import QUICK, Site, routed, until
+from routed import Site, routed, until
 from support import role
 
 from beluga import http_server as listening
@@ -426,8 +425,7 @@ async def test_a_compressed_body_is_rejected_if_its_model_is_needed() -> None:
 
 
 async def test_a_missing_body_ends_in_a_timeout() -> None:
-    limits = dataclasses.replace(QUICK, body_s=0.2)
-    async with routed(FakeEngine(), limits=limits) as site:
+    async with routed(FakeEngine(), body_s=0.2) as site:
         reader, writer = await asyncio.open_connection(*site.service.address)
         writer.write(
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -473,11 +471,9 @@ async def test_a_stored_response_does_not_admit_an_unavailable_model() -> None:
                 assert answer.status == 404
                 assert (await answer.json())["error"]["param"] == "model"
         body = {"model": "fake", "input": "a", "previous_response_id": made}
-        async with site.client.post(url, json=body) as answer:
-            assert answer.status == 200
+        assert await site.status("POST", url, json=body) == 200
         body["model"] = "other"  # the engine responds that it has no such response
-        async with site.client.post(url, json=body) as answer:
-            assert answer.status == 404
+        assert await site.status("POST", url, json=body) == 404
         text = await site.text("/metrics")
         assert 'model="fake"' in text
         assert 'model="m0"' not in text

@@ -210,8 +210,7 @@ async def test_other_models_and_calls_are_not_prefilled_remotely(queue: ListQueu
     async with routed(FakeEngine("fake", "other"), prefill=apart(wait_s=60)) as site:
         assert (await site.completed(prompt=LONG, model="other"))[0] == 200
         requested = {"model": "fake", "input": LONG}
-        async with site.client.post(f"{site.base}/v1/embeddings", json=requested) as answer:
-            assert answer.status == 200
+        assert await site.status("POST", f"{site.base}/v1/embeddings", json=requested) == 200
         assert not queue.waiting
         assert courses(await site.text("/metrics")) == {}
 
@@ -250,8 +249,7 @@ async def test_a_threshold_decides_and_changes_while_the_router_runs(queue: List
         assert (await site.completed(prompt="another " + LONG))[0] == 200
         assert courses(await site.text("/metrics")) == {"local": 1, "untaken": 1}
         for wrong in ({"effective": 1}, {"effective_max": "many"}, [1]):
-            async with site.client.put(rule, json=wrong) as answer:
-                assert answer.status == 400
+            assert await site.status("PUT", rule, json=wrong) == 400
         async with site.client.get(rule) as answer:
             assert (await answer.json())["thresholds"]["effective_max"] == 100
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -17,7 +16,7 @@ pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 pytest.importorskip("openai", reason="OpenAI's SDK is not installed")
 
 from fake_engines import KEY, MODEL, OpenAIEngine
-from routed import QUICK, Site, routed, until
+from routed import Site, routed, until
 from support.sdk_cases import CASES, calling, observe
 
 from beluga.gateway import EngineSpec
@@ -95,8 +94,7 @@ async def test_the_model_is_read_from_any_request_if_several_are_served() -> Non
 
 async def test_a_429_is_forwarded_if_no_engine_accepts_the_client() -> None:
     engine = OpenAIEngine()
-    limits = dataclasses.replace(QUICK, queue_s=0)
-    async with both(engine, limits=limits) as (straight, through, site):
+    async with both(engine, queue_s=0) as (straight, through, site):
         for status in (429, 503):
             observed = []
             for caller in (straight, through):
@@ -113,8 +111,7 @@ async def test_a_429_is_forwarded_if_no_engine_accepts_the_client() -> None:
 async def test_the_wait_for_a_busy_engine_is_bounded() -> None:
     engine = OpenAIEngine()
     engine.busy = [(429, {"Retry-After": "0"})] * 1000
-    limits = dataclasses.replace(QUICK, queue_s=0.5)
-    async with both(engine, limits=limits) as (_, through, _):
+    async with both(engine, queue_s=0.5) as (_, through, _):
         seen = await observe(CASES["chat_plain"], *through)
         assert seen["error"][0] == "RateLimitError"
         assert 2 < engine.count < 20
@@ -122,8 +119,7 @@ async def test_the_wait_for_a_busy_engine_is_bounded() -> None:
 
 async def test_the_sdk_retries_as_without_the_gateway() -> None:
     engine = OpenAIEngine()
-    limits = dataclasses.replace(QUICK, queue_s=0)
-    async with both(engine, limits=limits) as (straight, through, _):
+    async with both(engine, queue_s=0) as (straight, through, _):
         for caller, answers in (straight, through):
             engine.busy = [(429, {"Retry-After-Ms": "1200", "Retry-After": "1"})]
             patient = caller.other(max_retries=3)
@@ -160,8 +156,11 @@ async def test_a_client_disconnect_aborts_the_engines_request(stream: bool, leav
 async def test_concurrent_streams_leave_no_state(count: int) -> None:
     """All streams are open at the same time; some clients disconnect."""
     engines = OpenAIEngine(), OpenAIEngine()
-    limits = dataclasses.replace(QUICK, health_timeout_s=60)
-    async with both(*engines, policy="least-tokens", limits=limits) as (direct, through, site):
+    async with both(*engines, policy="least-tokens", health_timeout_s=60) as (
+        direct,
+        through,
+        site,
+    ):
         caller, _ = through
         expected = await observe(lambda c: c.chat(stream=True, user="hold2"), direct[0], [])
 
@@ -194,8 +193,7 @@ async def test_concurrent_streams_leave_no_state(count: int) -> None:
 
 async def test_errors_of_the_gateway_have_openais_shape() -> None:
     engine = OpenAIEngine()
-    limits = dataclasses.replace(QUICK, body_size_max=10_000)
-    async with both(engine, limits=limits) as (_, (caller, answers), site):
+    async with both(engine, body_size_max=10_000) as (_, (caller, answers), site):
         options = {"extra_headers": {"X-Request-Id": "mine"}}
         for call, name, status, kind, param in (
             (lambda c: c.chat("a" * 20_000, **options), "APIStatusError", 413,
