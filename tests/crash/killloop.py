@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import json
 import random
+import re
 import shutil
 import signal
 import sys
@@ -27,7 +28,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from arena import Arena
 from herd import WAIT_S, Member, StuckError, kill_all
-from points import named
 from worker import Message
 
 from beluga.child import run_program
@@ -52,6 +52,21 @@ STOP_S = 0.05  # the longest time that a stopped process keeps the others waitin
 SHM, ROOM = Path("/dev/shm"), 256 << 20  # a sparse file that outgrows its filesystem is a SIGBUS
 STORES = (0b11, 0b1111, 0b111111)  # words in memory after 1, 2, 3 stores of 16 bytes
 CHURN = 6  # steps of a client in a random round
+
+
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+
+
+def named(kind: str = "point|line") -> list[str]:
+    """Return the names of the crash points in C's source (``csrc/coherence/crash_point.h``),
+    sorted, each as often as it occurs.
+    """
+    return sorted(
+        name
+        for path in CSRC.rglob("*.[ch]")
+        if path.name != "crash_point.h"
+        for name in re.findall(rf'bl_crash_(?:{kind})\("([^"]+)"', path.read_text())
+    )
 
 
 @dataclasses.dataclass

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from models.shares import Shares
+from models.structures import Shares
 from support.blocks import eventually, held, keys
 from support.emulation import fewer
 

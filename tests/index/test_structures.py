@@ -17,11 +17,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from models.evict import Lru, S3Fifo
-from models.extents import STRIPES_MAX, Extents
-from models.index import Index, Key
-from models.pages import PAGE, STRIPE, STRIPE_PAGES, Pages, rounded
-from models.pins import Pins
+from models.structures import (
+    PAGE,
+    STRIPE,
+    STRIPE_PAGES,
+    STRIPES_MAX,
+    Extents,
+    Index,
+    Key,
+    Lru,
+    Pages,
+    Pins,
+    S3Fifo,
+    rounded,
+)
 from native._sim import ffi, lib
 from support.emulation import fewer
 

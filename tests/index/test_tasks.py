@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from models.tasks import Tasks
+from models.structures import Tasks
 from native._sim import ffi as sim_ffi
 from native._sim import lib as sim_lib
 from numpy.typing import NDArray

@@ -45,7 +45,7 @@ FOLDERS: dict[str, str] = {
     "coherence": "coherence",
     "replay": "replay",
     "router": "router gateway",
-    "rpc": "rpc index/test_operate.py crash/test_standby.py cli/test_serve_command.py",
+    "rpc": "rpc index/test_operate.py crash/test_kills.py cli/test_serve_command.py",
     "simulate": "simulate cli/test_simulate_command.py",
     "transfer": "transfer kvcache",
     "verify": "verify cli/test_verify_command.py sim/test_verify.py",

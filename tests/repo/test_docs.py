@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The documents are true: commands parse, links resolve, generated parts are fresh."""
+"""The documents are true: commands parse, links resolve, generated parts are fresh, and what they
+name exists: metrics, alerts, errors, functions, files.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,14 @@ import pytest
 from beluga_bench.harness.recorded import read_record
 from support.shown import DOCUMENTS, PAGES, ROOT, blocks, commands, name_of, spans
 
+import beluga
 from beluga import errors
 from beluga.cli.app import app, cxl_rpc
 from beluga.connectors.settings import EngineSettings, settings_of
 from beluga.connectors.vllm.settings import VllmSettings
+
+# ---- The documents are true: commands parse, links resolve, generated parts are fresh.
+
 
 README_LINES_MAX = 150
 PROGRAMS = {"beluga": app, "cxl-rpc": cxl_rpc}
@@ -291,63 +297,6 @@ def test_the_glossary_has_each_word_once() -> None:
     assert sorted(words) == sorted(set(words))
 
 
-# The README's figures for routing: trace, load, memory, policies, and seconds.
-IGNORES_CACHES = {"least-tokens", "two-choices", "round-robin", "random"}
-
-
-def best(trace: str, load: float, memory: str, policies: set[str] | None = None) -> str:
-    """Return the least mean time to first token of the recorded simulations, as a text."""
-    rows = read_record(ROOT / "bench/results/policies.json")["rows"]
-    found = [
-        row["ttft_mean_s"]
-        for row in rows
-        if (row["trace"], row["load"], row["memory"]) == (trace, load, memory)
-        and (policies is None or row["policy"] in policies)
-    ]
-    return f"{min(found):.2f}"
-
-
-def test_the_readme_has_the_measured_effect_of_ignoring_caches() -> None:
-    text = " ".join((ROOT / "README.md").read_text().split())
-    conversations, sessions = "conversation_trace", "weka"
-    for trace, load in ((conversations, 1), (sessions, 1), (conversations, 1.2)):
-        ignoring = best(trace, load, "pool", IGNORES_CACHES)
-        split = best(trace, load, "split")
-        assert re.search(rf"\b{ignoring} s (on the pool )?against {split} s\b", text), (trace, load)
-        assert best(trace, load, "pool", {"least-cost"}) in text
-    assert best(conversations, 1, "pool", IGNORES_CACHES) > best(conversations, 1, "split")
-    assert best(sessions, 1, "pool", IGNORES_CACHES) > best(sessions, 1, "split")
-    assert "does not beat the best policy on split memory" in text
-
-
-def test_experiments_have_the_numbers_of_the_paper() -> None:
-    """In the titles of docs/understand/paper.md, in the table of benchmarks, and where code names
-    an experiment.
-    """
-    titles = re.findall(
-        r"^### (Exp .*)$", (ROOT / "docs/understand/paper.md").read_text(), re.MULTILINE
-    )
-    about = {
-        1: "methods to write", 2: "latency", 3: "skewed", 4: "background load", 5: "hits it",
-        6: "rates", 7: "lengths", 8: "settings", 9: "dense", 10: "sparse", 11: "calls",
-    }  # fmt: skip
-    shown = " ".join(titles)
-    assert [int(n) for n in re.findall(r"Exp (\d+)", shown)] == sorted(about)
-    for number, words in about.items():
-        assert re.search(rf"Exp {number}: [^E]*{words}", shown), number
-    cited = {
-        "bench/paper/latency.py": {2}, "bench/paper/bandwidth.py": {3, 4},
-        "bench/vllm/load.py": {5, 6}, "bench/vllm/variants.py": {8},
-        "bench/paper/copy.py": {9, 10}, "bench/paper/rpc.py": {11},
-    }  # fmt: skip
-    for path, numbers in cited.items():
-        text = " ".join((ROOT / path).read_text().partition('"""\n\n')[0].split())
-        matches = re.findall(r"\bExp ?(\d+)(?:,? and (?:Exp )?(\d+))?", text)
-        assert {int(n) for pair in matches for n in pair if n} == numbers, path
-    rows = (ROOT / "docs/understand/benchmarks.md").read_text()
-    assert "| `copy` (Exp 9, 10) |" in rows and "| `bandwidth` (Exp 3, 4, Fig. 6) |" in rows
-
-
 def test_documents_agree_with_the_code_and_cite_files_that_exist() -> None:
     assumed = set(re.findall(r"\bA(\d)\b", (ROOT / "csrc/coherence/coherence.h").read_text()))
     shown = re.search(r"\(A1 to A(\d) in", (ROOT / "docs/understand/correctness.md").read_text())
@@ -365,10 +314,159 @@ def test_documents_agree_with_the_code_and_cite_files_that_exist() -> None:
     assert {(path, name) for path, name in cited if name not in pages} == set()
 
 
-def test_the_readme_names_what_is_out_of_scope() -> None:
-    for page in ("README.md", "docs/understand/comparison.md"):
-        text = " ".join((ROOT / page).read_text().split())
-        part = text[text.index("Out of scope") :]
-        for word in ("cost", "switch", "directory coherence", "vector and graph databases",
-                     "CacheBlend", "CacheGen", "encryption at rest"):  # fmt: skip
-            assert word in part, (page, word)
+# ---- docs/understand/complaints.md names only what exists: each answer can be looked up. So do
+# all other pages, where they name metrics, alerts and errors.
+
+
+PAGE = ROOT / "docs/understand/complaints.md"
+CAUSES_AND_VALUES = {"layout", "async"}  # of `beluga explain`, and of the setting `load`
+METRICS = "\n".join(
+    path.read_text()
+    for path in (
+        ROOT / "docs/operate/monitoring.md",
+        *sorted((ROOT / "beluga/gateway").glob("*.py")),
+    )
+)
+ALERTS = (ROOT / "docs/monitoring/alerts.yml").read_text()
+
+
+def rows(text: str) -> list[list[str]]:
+    """Return the cells of each complaint."""
+    found = [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in text.splitlines()
+        if line.startswith("| ") and not line.startswith(("| ---", "| what users"))
+    ]
+    return [[*cells, ""][:4] for cells in found]
+
+
+ROWS = rows(PAGE.read_text())
+
+
+def exists(span: str) -> bool:  # noqa: PLR0911  a line for each kind of thing that is named
+    """Whether everything that a row names in backticks exists."""
+    words = span.split()
+    if words[0] == "beluga":
+        name = found_command(words)
+        return name is not None and options_in(words) <= options_of(KNOWN[name])
+    if words[0].startswith("scripts/"):
+        return script_has(words)
+    if words[:2] == ["python", "-m"]:
+        return importlib.util.find_spec(words[2]) is not None
+    if words[0].startswith("tests/"):
+        path, _, function = span.partition("::")
+        text = (ROOT / path).read_text() if (ROOT / path).is_file() else ""
+        return bool(text) and (not function or f"def {function}(" in text)
+    if span.startswith("beluga_"):
+        name = span.rstrip("*").removesuffix("_total")  # added by Prometheus's client
+        return re.search(rf"\b{re.escape(name)}", METRICS) is not None
+    if span.startswith("Beluga"):
+        return f"alert: {span}\n" in ALERTS
+    if span.endswith("Error"):
+        return hasattr(errors, span)
+    if span.startswith("KVCache."):
+        return hasattr(beluga.KVCache, span.partition(".")[2])
+    if span.startswith("--"):  # an option of the command that the row names before it
+        return True
+    return span in CAUSES_AND_VALUES or span in VllmSettings.__dataclass_fields__
+
+
+def named(cells: list[str]) -> list[str]:
+    return re.findall(r"`([^`]+)`", " ".join(cells[2:]))
+
+
+def missing(cells: list[str]) -> list[str]:
+    """Return what a row names and does not exist."""
+    spans = named(cells)
+    wrong = [span for span in spans if not exists(span)]
+    command = next((span for span in spans if span.startswith("beluga ")), "")
+    options = [span for span in spans if span.startswith("--")]
+    return wrong + [option for option in options if not exists(f"{command} {option}")]
+
+
+@pytest.mark.parametrize("cells", ROWS, ids=lambda cells: str(cells[0])[:40])
+def test_references_of_a_known_problem_exist(cells: list[str]) -> None:
+    assert missing(cells) == []
+    answered = not cells[2].startswith("Not addressed")
+    assert not answered or any("`" in cell for cell in cells[3:]), "no evidence"
+    assert re.search(r"[A-Za-z]#\d+|^LMCache$", cells[1]), "no source"
+
+
+def test_the_page_has_every_problem_and_wrong_answers_are_detected() -> None:
+    assert len(ROWS) >= 30
+    assert missing(["", "", "`beluga serve --standby` or `--watch`", "`NoSpaceError`"]) == []
+    wrong = (
+        "`beluga serve --fast` `beluga_nothing_total` `NoError` `tests/repo/test_docs.py::test_x`"
+    )
+    assert len(missing(["", "", wrong, "`BelugaFine` `--nothing` `KVCache.fly`"])) == 7
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_metrics_alerts_and_errors_of_a_page_exist(path: Path) -> None:
+    kind = re.compile(
+        r"beluga_(?!bench)[a-z0-9_]+(?:_total|_seconds|_bytes|_blocks|_ratio)|[A-Z][a-z]\w+Error"
+    )
+    builtin = {"ValueError", "BelugaError"}
+    named = [span for span in spans(path) if kind.fullmatch(span) and span not in builtin]
+    assert [span for span in named if not exists(span)] == []
+    assert name_of(path) != "docs/operate/troubleshooting.md" or len(named) > 20
+
+
+# ---- docs/understand/tour.md names files and functions that exist, each function in a file of
+# its row.
+
+
+TOUR = (ROOT / "docs/understand/tour.md").read_text()
+TOUR_ROWS = re.findall(r"^\| \d+ \| .* \| (\[.*\)) \| (`.*`) \|$", TOUR, re.MULTILINE)
+
+
+def has(text: str, name: str) -> bool:
+    """Whether this function is defined or declared in a source of Python or C."""
+    return re.search(rf"\bdef {name}\(|^\w[\w *]*\b{name}\(", text, re.MULTILINE) is not None
+
+
+def test_each_row_names_a_function_of_its_files() -> None:
+    assert len(TOUR_ROWS) >= 25
+    wrong = []
+    for files, functions in TOUR_ROWS:
+        paths = re.findall(r"\]\(\.\./\.\./([^)]+)\)", files)
+        text = "\n".join((ROOT / path).read_text() for path in paths)
+        wrong += [
+            (paths, name) for name in re.findall(r"`(\w+)`", functions) if not has(text, name)
+        ]
+    assert wrong == []
+
+
+def test_functions_in_the_text_exist() -> None:
+    named = set(re.findall(r"`(bl_\w+)`", TOUR))
+    sources = "\n".join(path.read_text() for path in (ROOT / "csrc").rglob("*.[ch]"))
+    assert len(named) >= 20
+    assert [name for name in sorted(named) if not has(sources, name)] == []
+    assert not has(sources, "bl_kv_fly")
+
+
+# ---- A recorded result has its origin.
+
+
+RESULTS = ROOT / "bench/results"
+
+
+ORIGIN = {"machine", "commit", "date", "command"}
+WITHOUT = {
+    "before-after.json": {"commit", "command", "date"},  # commits and commands of both builds
+    "vllm-disagg.json": ORIGIN,
+} | {
+    f"{name}.json": {"date"}
+    for name in ("copy-cpu-epyc", "indexer", "scheduler", "vllm-bench", "vllm-demo")
+}
+
+
+def test_a_recorded_file_names_machine_commit_day_and_command() -> None:
+    """Those in WITHOUT were recorded before results had these fields."""
+    lacking = {}
+    for path in RESULTS.glob("*.json"):
+        content = read_record(path)
+        rows = content if isinstance(content, list) else [content]
+        if missing := {name for name in ORIGIN for row in rows if not row.get(name)}:
+            lacking[path.name] = missing
+    assert lacking == WITHOUT

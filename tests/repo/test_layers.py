@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Python's imports go only down the layers, which the three lists below define."""
+"""Imports go only down the layers, sides of cffi name each other, and all has a caller."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import uncalled
+from support.shown import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
+# ---- Python's imports go only down the layers, which the three lists below define.
+
 
 # Python, bottom first. A layer is seen from above through its front door: the package itself.
 LAYERS = (
     ("errors", "_build", "_checkout", "conventions", "choices"),
     (
+        "_numpy",
         "_shared",
         "arguments",
         "config",
@@ -223,3 +227,118 @@ def test_only_config_reads_the_environment() -> None:
         if re.search(r"\bos\.(environ|getenv)\b", path.read_text())
     }
     assert readers <= {"config.py", "_build.py"}
+
+
+# ---- Each side of cffi names the other: a header of ``csrc/api`` its Python files, and these
+# the C.
+
+
+API = sorted((ROOT / "csrc/api").glob("*.h"))
+
+
+def python_named(comment: str) -> list[str]:
+    """Return the Python files and folders that a C comment names."""
+    return [text.rstrip(".") for text in re.findall(r"\b(?:beluga|tests)/[\w/.]+", comment)]
+
+
+def docstring(path: Path) -> str:
+    return ast.get_docstring(ast.parse(path.read_text())) or ""
+
+
+def c_named(path: Path) -> list[str]:
+    """Return the C files and folders that a module's docstring names, or else its package's."""
+    for module in (path, path.with_name("__init__.py")):
+        if named := re.findall(r"csrc/[\w/.]*\w/?", docstring(module)):
+            return named
+    return []
+
+
+def functions(header: Path) -> set[str]:
+    code = re.sub(r"/\*.*?\*/", "", header.read_text(), flags=re.DOTALL)
+    return set(re.findall(r"\b(bl_\w+)\(", code))
+
+
+def callers(names: set[str]) -> list[Path]:
+    return [
+        path
+        for path in sorted((ROOT / "beluga").rglob("*.py"))
+        if names & set(re.findall(r"\blib\.(bl_\w+)", path.read_text()))
+    ]
+
+
+def test_each_header_names_python_files_that_exist() -> None:
+    assert len(API) >= 15
+    named = {path.name: python_named(path.read_text().partition("*/")[0]) for path in API}
+    assert [name for name, found in named.items() if not found] == []
+    assert [
+        (name, one) for name, found in named.items() for one in found if not (ROOT / one).exists()
+    ] == []
+
+
+def test_each_caller_of_c_names_c_files_that_exist() -> None:
+    calling = callers({name for path in API for name in functions(path)})
+    assert len(calling) >= 35
+    named = {str(path.relative_to(ROOT)): c_named(path) for path in calling}
+    assert [name for name, found in named.items() if not found] == []
+    assert [
+        (name, one) for name, found in named.items() for one in found if not (ROOT / one).exists()
+    ] == []
+
+
+# ---- Nothing of ``beluga/`` has tests as its only callers (``scripts/dev/uncalled.py``).
+
+
+@pytest.mark.long
+def test_everything_has_a_caller_outside_tests() -> None:
+    assert uncalled.uncalled(ROOT) == []
+
+
+def test_functions_without_a_caller_are_listed(tmp_path: Path) -> None:
+    tree = {
+        "beluga/__init__.py": "from beluga.one import alone\n__all__ = ['alone', 'used']\n",
+        "beluga/one.py": (
+            "import logging\n"
+            "def alone(n):\n    return alone(n - 1)\n"
+            "def used(): ...\n"
+            "def shown(): ...\n"
+            "def offered(): ...\n"
+            "def by_script(): ...\n"
+            "class Described:\n    def known(self): ...\n"
+            "@app.command()\ndef command(): ...\n"
+            "class Reader(logging.Handler):\n    def emit(self): ...\n"
+            "class Kind:\n"
+            "    def __len__(self): ...\n"
+            "    @property\n    def lonely(self): ...\n"
+            "    def by_name(self): ...\n"
+            "getattr(Kind(), 'by_name')(Reader, used())\n"
+        ),
+        "scripts/some": "#!/usr/bin/env python3\nby_script()\n",
+        "tests/test_one.py": "alone(), Kind().lonely\n",
+        "docs/reference/api.md": "| `beluga.one.offered` | is offered |\n",
+        "docs/page.md": "```py\nshown()\n```\n`Described.known` is described.\n",
+    }
+    for name, text in tree.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert uncalled.uncalled(tmp_path) == ["beluga/one.py:2 alone", "beluga/one.py:17 lonely"]
+
+
+def test_a_method_is_listed_if_each_use_of_its_name_is_on_another_class(tmp_path: Path) -> None:
+    (tmp_path / "beluga").mkdir()
+    (tmp_path / "docs/reference").mkdir(parents=True)
+    (tmp_path / "docs/reference/api.md").write_text("")
+    (tmp_path / "beluga/one.py").write_text(
+        "class Base:\n"
+        "    def merge(self): ...\n"
+        "    def stop(self): ...\n"
+        "    def look(self): ...\n"
+        "class Sub(Base): ...\n"
+        "class Other:\n"
+        "    def merge(self): ...\n"
+        "    def stop(self): ...\n"
+        "    def look(self): ...\n"
+        "def use(other: Other, sub: Sub | None, unknown):\n"
+        "    other.merge(), sub.stop(), Other().stop(), unknown.look()\n"
+        "use(Base)\n"
+    )
+    assert uncalled.uncalled(tmp_path) == ["beluga/one.py:2 merge"]

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``scripts/check`` with stand-ins for its commands: what it runs and prints, and its exit status.
-Also that ``scripts/ci/test-aarch64`` runs every test, or omits it with a reason; that a script with
---help does nothing else; and that the tests that a script names exist.
+"""scripts/check with stand-ins for its commands, the site that scripts/docs builds, help, and the
+tests that scripts name.
 """
 
 from __future__ import annotations
@@ -16,6 +15,11 @@ import sys
 from pathlib import Path
 
 import pytest
+
+# ---- ``scripts/check`` with stand-ins for its commands: what it runs and prints, and its exit
+# status. Also that ``scripts/ci/test-aarch64`` runs every test, or omits it with a reason; that
+# a script with --help does nothing else; and that the tests that a script names exist.
+
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLED = sorted(set(re.findall(r"scripts/([\w/-]+)", (ROOT / "scripts/check").read_text())))
@@ -240,3 +244,53 @@ def test_the_tests_that_a_script_names_exist(script: Path) -> None:
         for selection in re.findall(r"-k '?([\w() ]+)'?", command) if matches else []:
             words = set(re.findall(r"\w+", selection)) - {"and", "or", "not"}
             assert [word for word in words if word not in sources] == [], f"{script.name}: -k"
+
+
+# ---- ``scripts/docs`` builds the site, and fails if pages have errors.
+
+
+@pytest.fixture
+def site_tree(tmp_path: Path) -> Path:
+    """A checkout whose pages may be changed; all other files are those of the real one."""
+    pytest.importorskip("mkdocs", reason="scripts/docs installs mkdocs")
+    pytest.importorskip("mkdocstrings", reason="scripts/docs installs mkdocstrings")
+    if not (ROOT / ".venv/bin/python").exists():
+        pytest.skip("scripts/docs uses .venv")
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    (tmp_path / "scripts/dev").mkdir(parents=True)
+    for name in ("docs", "dev/docs_pages.py", "dev/help.sh"):
+        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts" / name)
+    # the packages that it would install are present
+    for name in ("dev/setup-env", "dev/setup-extra"):
+        (tmp_path / "scripts" / name).write_text("#!/bin/sh\n")
+        (tmp_path / "scripts" / name).chmod(0o755)
+    names = ("mkdocs.yml", "README.md", "CHANGELOG.md", ".venv", "beluga", "bench", "csrc", "tests")
+    for name in (*names, "LICENSE"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def build(site_tree: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([site_tree / "scripts/docs"], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.long
+def test_the_site_has_every_page_and_fails_on_dead_links(site_tree: Path) -> None:
+    built = build(site_tree)
+    assert built.returncode == 0, built.stderr
+    pages = {path.stem for path in (site_tree / "docs").rglob("*.md")}
+    assert pages | {"index", "core", "format", "changes"} <= {
+        path.stem for path in (site_tree / "site").rglob("*.html")
+    }
+    style = (
+        site_tree / "site/stylesheets/site.css"
+    ).read_text()  # code in tables keeps its words whole
+    assert "word-break: normal" in style and "overflow-wrap: normal" in style
+    assert "stylesheets/site.css" in (site_tree / "site/reference/commands.html").read_text()
+    with (site_tree / "docs/start/concepts.md").open("a") as page:
+        page.write("[a](nowhere.md) [b](../use/vllm.md#nothing) [c](../../csrc/gone.c)\n")
+    (site_tree / "docs/unlisted.md").write_text("# Nobody leads here\n")
+    broken = build(site_tree)
+    assert broken.returncode == 1
+    for word in ("nowhere.md", "#nothing", "gone.c", "unlisted.md"):
+        assert word in broken.stderr

@@ -1059,7 +1059,7 @@ TESTED: Conditions = {
     },
     ("rpc/housekeeping.c", "bl_housekeeping_watch"): {
         ("bl_lane_watched(&server->lanes[i])", 0, "true"): (
-            "tests/crash/test_lane_fault.py::test_a_memory_fault_in_one_lane_affects_only_that_lane"
+            "tests/crash/test_faults.py::test_a_memory_fault_in_one_lane_affects_only_that_lane"
         ),
         ("bl_error_passes(-lane->liveness_lock)", 0, "true"): (
             "tests/rpc/test_processes.py::test_a_successor_detects_deaths_that_it_could_not_check"
@@ -1071,7 +1071,8 @@ TESTED: Conditions = {
             0,
             "false",
         ): (
-            "tests/crash/test_silence.py::test_a_silent_session_is_quarantined_until_its_next_heart"
+            "tests/crash/test_other_hosts.py::"
+            "test_a_silent_session_is_quarantined_until_its_next_heart"
             "beat"
         ),
     },
@@ -1478,15 +1479,15 @@ TESTED: Conditions = {
             "place_it"
         ),
         ("status == 1", 0, "false"): (
-            "tests/crash/test_standby.py::test_a_standby_replaces_a_stalled_server_which_then_stops"
+            "tests/crash/test_kills.py::test_a_standby_replaces_a_stalled_server_which_then_stops"
         ),
         ("line.nonce != server->watch.nonce", 0, "false"): (
-            "tests/crash/test_standby.py::test_a_standby_replaces_every_killed_server"
+            "tests/crash/test_kills.py::test_a_standby_replaces_every_killed_server"
         ),
     },
     ("rpc/standby.c", "bl_watch_silent"): {
         ("count == watch->count", 0, "false"): (
-            "tests/crash/test_standby.py::test_a_standby_replaces_a_stalled_server_which_then_stops"
+            "tests/crash/test_kills.py::test_a_standby_replaces_a_stalled_server_which_then_stops"
         ),
         ("watch->count != 0", 0, "true"): (
             "tests/rpc/test_machines.py::test_a_standby_replaces_a_server_of_an_earlier_boot_th"

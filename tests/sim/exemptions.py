@@ -23,7 +23,7 @@ _OFF = (
 )
 _FAILED = (
     "only whether the page faults matters, its bytes are not used, and no memory of the simulator "
-    "faults: tests/crash/test_device_fault.py runs it over memory that does"
+    "faults: tests/crash/test_faults.py runs it over memory that does"
 )
 _REVIVED = (
     "needed where a machine takes over another's host number with a copy of that line in its "

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """Queues before a link in virtual time: the waits of onboards, the shares, and the bandwidth of
-classes. The link is that of the benchmark: pieces in flight share its bandwidth equally.
+classes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from beluga_bench.system.orders import Fair
 from beluga_bench.system.throttlers import Queue, TokenBucket
 
 from beluga.transfer.link import BURST, TAU_NS, LinkDirection, Speed
+
+# ---- Queues before a link in virtual time: the waits of onboards, the shares, and the bandwidth
+# of classes. The link is that of the benchmark: pieces in flight share its bandwidth equally.
+
 
 RATE = 26_000_000_000
 MS = 1_000_000
@@ -400,3 +404,33 @@ def test_a_piece_in_flight_for_long_is_a_stall() -> None:
         queue.poll(now)
     assert queue.stat().stall_ns == 100 * MS
     queue.close()
+
+
+# ---- Processes that sleep while their class is in contest, in virtual time.
+
+
+@pytest.mark.parametrize("waiting", [1, 2])
+def test_a_process_that_slept_gets_no_extra_tokens(waiting: int) -> None:
+    """The process copied a piece, then was busy or stopped, possibly with another piece queued."""
+    direction = LinkDirection(limit=2 * MS * 1000, capped=True, now_ns=0)
+    slept, other = Queue(direction, now_ns=0), Queue(direction, now_ns=0)
+    a, b = direction.add(8), direction.add(1)
+    cost = MS * 1000 // 10
+    for number in range(waiting):
+        slept.push(a, cost, number)
+    piece = slept.poll(0)
+    assert piece is not None
+    slept.complete(piece.handle, MS // 10)
+    now, had = MS // 10, {a: 0, b: 0}
+    while now < 1000 * MS:
+        queues = [(b, other)] if now < 500 * MS else [(a, slept), (b, other)]
+        for node, queue in queues:
+            if queue.stat().queued < 4:
+                queue.push(node, cost, node, now_ns=now)
+            if (piece := queue.poll(now)) is not None:
+                queue.complete(piece.handle, now + MS // 10)
+                had[node] += now >= 500 * MS
+        now += MS // 20
+    assert had[a] / had[b] == pytest.approx(8, rel=0.15)
+    for queue in (slept, other):
+        queue.close()

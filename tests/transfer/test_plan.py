@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Plans are compared with a model of bytes: every byte occurs once, and cuts are right."""
+"""Plans, compared with a model of bytes: every byte occurs once, cuts are right, and each rule of
+pieces and chunks is checked.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from beluga._ffi import lib
 from beluga.errors import LayoutError
-from beluga.transfer import Plan, plan_blocks, plan_rows
+from beluga.pool import Pool
+from beluga.transfer import CHUNK, PIECE, Plan, plan_blocks, plan_rows
+from beluga.transfer.plan import finer
+
+# ---- Plans are compared with a model of bytes: every byte occurs once, and cuts are right.
+
 
 STRIPE = 2 << 20
 
@@ -224,3 +232,202 @@ def test_long_fragments_are_cut_at_each_stripe(size: int, chunk_size: int) -> No
     found = [tuple(piece)[:3] for piece in plan.pieces.tolist()]
     assert found == wanted
     assert plan.pieces["chunk"][plan.chunks["first"]].tolist() == [*range(len(plan.chunks))]
+
+
+# ---- Plans without checksums that are split into smaller pieces have the same bytes, in valid
+# chunks.
+
+
+def moved(plan: Plan) -> list[tuple[int, int]]:
+    """Return address and offset of every byte, in order."""
+    return [
+        (address + i, offset + i)
+        for address, offset, length, _ in plan.pieces.tolist()
+        for i in range(length)
+    ]
+
+
+@settings(deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 900), min_size=1, max_size=8),
+    blocks=st.integers(1, 3),
+    size=st.integers(1, 1500),
+    aligned=st.booleans(),
+)
+def test_a_finer_plan_has_the_same_bytes(
+    sizes: list[int], blocks: int, size: int, aligned: bool
+) -> None:
+    if aligned:
+        sizes = [64 * -(-part // 20) for part in sizes]
+        size = 64 * -(-size // 20)
+    room = -(-sum(sizes) // 64) * 64
+    addresses = np.arange(blocks * len(sizes), dtype=np.uint64).reshape(blocks, -1) << 20
+    offsets = STRIPE - 640 + np.arange(blocks) * room
+    plan = plan_blocks(addresses, np.array(sizes), offsets)
+    cut = finer(plan, size)
+    assert moved(cut) == moved(plan)
+    firsts = [*cut.chunks["first"].tolist(), len(cut.pieces)]
+    for index, (offset, length, first) in enumerate(cut.chunks.tolist()):
+        pieces = cut.pieces[first : firsts[index + 1]]
+        assert offset % 64 == 0
+        assert (pieces["chunk"] == index).all()
+        at = offset
+        for _, place, piece, _ in pieces.tolist():
+            assert place == at
+            assert place // STRIPE == (place + piece - 1) // STRIPE
+            at += piece
+        assert at == offset + length
+        last = offset + length
+        # otherwise zeros would be written there
+        assert last % 64 == 0 or (offsets + sum(sizes) == last).any()
+    if aligned:
+        assert cut.chunks["length"].max() <= max(size, 64)
+    parts = list(cut.cut(size))
+    assert [byte for part in parts for byte in moved(part)] == moved(plan)
+
+
+def test_rows_are_cut_and_stay_in_their_chunks() -> None:
+    starts = np.arange(20) * 1000
+    plan = plan_rows(
+        (np.arange(20) * 200 + (1 << 30)).astype(np.uint64),
+        np.zeros(20, np.int64),
+        starts,
+        np.full(20, 200),
+        offsets=np.array([STRIPE], np.uint64),
+        length=32_000,
+    )
+    cut = finer(plan, 700)
+    assert moved(cut) == moved(plan)
+    assert cut.sparse
+    parts = list(cut.cut(700))
+    assert len(parts) > 4
+    assert all(part.size <= 700 for part in parts)
+    assert (cut.chunks["offset"] == STRIPE).all()
+    assert (cut.chunks["length"] == plan.chunks["length"][0]).all()
+
+
+def test_chunks_with_checksums_stay_whole() -> None:
+    plan = plan_blocks(np.array([[0]], np.uint64), np.array([4096]), np.array([0]), chunk_size=2048)
+    assert finer(plan, 64) is plan
+
+
+def test_parts_of_plans_can_be_cut() -> None:
+    addresses = np.arange(4, dtype=np.uint64).reshape(4, 1) << 20
+    plan = plan_blocks(addresses, np.array([4096]), np.arange(4) * 4096)
+    parts = list(plan.cut(8192))
+    assert len(parts) == 2
+    for part in parts:
+        assert moved(finer(part, 512)) == moved(part)
+        assert len(finer(part, 512).chunks) >= 16
+
+
+# ---- Each rule of a plan's pieces and chunks (``bl_plan_piece_valid``) is violated alone.
+
+
+Rows = list[list[int]]
+AT = 1 << 20  # of the first chunk, from the pool's data
+
+# Two chunks, of two pieces each: (offset, length, chunk) and (offset, length, first).
+PIECES: Rows = [[0, 128, 0], [128, 128, 0], [256, 128, 1], [384, 128, 1]]
+CHUNKS: Rows = [[0, 256, 0], [256, 256, 2]]
+
+
+def verdict(
+    pool: Pool,
+    pieces: Rows,
+    chunks: Rows,
+    *,
+    sparse: bool = False,
+    bases: tuple[int, int] = (0, 0),
+) -> bool:
+    start = pool.geometry.data_offset + AT
+    made = Plan(
+        np.array([(4096, start + o, n, c + bases[1]) for o, n, c in pieces], PIECE),
+        np.array([(start + o, n, f + bases[0]) for o, n, f in chunks], CHUNK),
+        sparse=sparse,
+        piece_base=bases[0],
+        chunk_base=bases[1],
+    )
+    return int(lib.bl_plan_check(pool.handle, made.struct())) == 0
+
+
+def changed(rows: Rows, row: int, column: int, value: int) -> Rows:
+    copy = [list(one) for one in rows]
+    copy[row][column] = value
+    return copy
+
+
+@pytest.mark.parametrize("bases", [(0, 0), (7, 5)])
+def test_arrays_that_satisfy_all_rules_are_a_plan(pool: Pool, bases: tuple[int, int]) -> None:
+    assert verdict(pool, PIECES, CHUNKS, bases=bases)
+    assert verdict(pool, PIECES, CHUNKS, bases=bases, sparse=True)
+    assert verdict(pool, [], [])
+
+
+# A chunk may start within a line only at the end of the previous chunk.
+RAGGED_PIECES: Rows = [[0, 100, 0], [100, 28, 1]]
+RAGGED_CHUNKS: Rows = [[0, 100, 0], [100, 28, 1]]
+END = 1 << 40
+
+BROKEN: dict[str, tuple[Rows, Rows]] = {
+    "a piece of a chunk that is not there": (changed(PIECES, 3, 2, 2), CHUNKS),
+    "a first piece of a later chunk": ([*PIECES[2:]], CHUNKS),
+    "pieces that go back to a chunk": (
+        [[0, 128, 0], [256, 256, 1], [128, 128, 0]],
+        [[0, 256, 0], [256, 256, 1]],
+    ),
+    "a chunk that is skipped": (
+        [[0, 256, 0], [512, 256, 2]],
+        [[0, 256, 0], [256, 256, 1], [512, 256, 1]],
+    ),
+    "a chunk without a piece at the end": (PIECES[:2], CHUNKS),
+    "chunks without pieces": ([], CHUNKS),
+    "a chunk whose first piece is another": (PIECES, changed(CHUNKS, 1, 2, 3)),
+    "a first chunk whose first piece is another": (PIECES, changed(CHUNKS, 0, 2, 1)),
+    "a chunk that begins beyond the pool": (
+        [[END, 128, 0]],
+        [[END, 128, 0]],
+    ),
+    "a piece that begins before its chunk": (changed(PIECES, 2, 0, 192), CHUNKS),
+    "a piece that begins after its chunk": (changed(PIECES, 3, 0, 576), CHUNKS),
+    "a piece that ends after its chunk": (changed(PIECES, 3, 1, 192), CHUNKS),
+}
+LOOSE: dict[str, tuple[Rows, Rows]] = {
+    "a gap before a piece": (changed(changed(PIECES, 1, 0, 192), 1, 1, 64), CHUNKS),
+    "a gap before the first piece": (changed(changed(PIECES, 2, 0, 320), 2, 1, 64), CHUNKS),
+    "a gap after the last piece": (changed(PIECES, 3, 1, 64), CHUNKS),
+    "a gap at a chunk's end in the midst": (changed(PIECES, 1, 1, 64), CHUNKS),
+    "pieces that overlap": (changed(changed(PIECES, 1, 0, 64), 1, 1, 192), CHUNKS),
+}
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("name", BROKEN)
+def test_arrays_that_violate_one_rule_are_rejected(pool: Pool, name: str, *, sparse: bool) -> None:
+    assert not verdict(pool, *BROKEN[name], sparse=sparse)
+    assert not verdict(pool, *BROKEN[name], sparse=sparse, bases=(7, 5))
+
+
+@pytest.mark.parametrize("name", LOOSE)
+def test_only_a_sparse_plan_leaves_gaps(pool: Pool, name: str) -> None:
+    assert not verdict(pool, *LOOSE[name])
+    assert verdict(pool, *LOOSE[name], sparse=True)
+
+
+def test_every_byte_of_a_chunk_is_inside_the_pool(pool: Pool) -> None:
+    """The pieces of a sparse plan may lie in the pool, but its chunk is fetched whole."""
+    end = pool.geometry.size - pool.geometry.data_offset - AT
+    for sparse in (False, True):
+        assert verdict(pool, [[end - 64, 64, 0]], [[end - 64, 64, 0]], sparse=sparse)
+    assert not verdict(pool, [[end - 64, 64, 0]], [[end - 64, 65, 0]], sparse=True)
+    assert not verdict(pool, [[end, 64, 0]], [[end, 64, 0]], sparse=True)
+    assert not verdict(pool, [[end + 64, 64, 0]], [[end + 64, 64, 0]], sparse=True)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_chunk_begins_or_continues_a_line(pool: Pool, *, sparse: bool) -> None:
+    assert verdict(pool, RAGGED_PIECES, RAGGED_CHUNKS, sparse=sparse)
+    apart = changed(RAGGED_PIECES, 1, 0, 108), changed(RAGGED_CHUNKS, 1, 0, 108)
+    assert not verdict(pool, *apart, sparse=sparse)
+    assert not verdict(pool, [[36, 28, 0]], [[36, 28, 0]], sparse=sparse)
+    assert verdict(pool, [[64, 28, 0]], [[64, 28, 0]], sparse=sparse)

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +22,7 @@ from beluga.errors import (
     TransferError,
     TransferTimeoutError,
 )
+from beluga.kvcache import CHUNK_SIZE
 from beluga.pool import Pool
 from beluga.transfer import (
     CpuEngine,
@@ -32,8 +36,12 @@ from beluga.transfer import (
     Transfer,
     TransferClass,
     plan_blocks,
+    plan_rows,
 )
 from beluga.transfer.scheduled import DEPTH, piece_size
+
+# ---- Engines whose pieces wait for a link: bytes arrive, transfers end and fail as they should.
+
 
 WAIT_S = 60
 BLOCK = 1 << 20
@@ -464,3 +472,74 @@ def test_the_piece_size_matches_the_engines_speed(
     speed = Speed(bytes_per_s)
     settings = LinkSettings(read=speed, write=speed)
     assert piece_size(Some(), settings, Direction.READ) == expected
+
+
+# ---- Rows with checksums count as the chunks that are read for them, piece by piece.
+
+
+COUNT, ROW = 64, 64
+SIZE = COUNT * CHUNK_SIZE
+
+
+def test_rows_that_are_verified_count_as_their_chunks(pool: Pool, shm: Path) -> None:
+    engine = CpuEngine(pool, 1)
+    whole = np.random.default_rng(1).integers(0, 256, SIZE, np.uint8)
+    offsets = np.array([pool.geometry.data_offset + (2 << 20) - 4096], np.uint64)  # two stripes
+    handle = np.array([[whole.ctypes.data]], np.uint64)
+    writing = plan_blocks(handle, np.array([SIZE]), offsets, chunk_size=CHUNK_SIZE)
+    engine.gather_write(writing).wait(WAIT_S)
+    assert writing.checksums is not None
+    rows = np.zeros((COUNT, ROW), np.uint8)
+    plan = plan_rows(
+        (rows.ctypes.data + np.arange(COUNT) * ROW).astype(np.uint64),
+        *(np.zeros(COUNT, np.int64), np.arange(COUNT) * CHUNK_SIZE, np.full(COUNT, ROW)),
+        offsets=offsets,
+        length=SIZE,
+        chunk_size=CHUNK_SIZE,
+        checksums=writing.checksums.reshape(1, -1),
+    )
+    link = Link(f"rows-{os.getpid()}", FAST, pool=pool, directory=shm)
+    engine.piece_size = FAST.piece_size  # type: ignore[attr-defined]
+    handle = IoHandle(link)
+    ScheduledEngine(engine, handle).scatter_read(plan).wait(WAIT_S)
+    carried = handle.transfer_stats(TransferClass.ONBOARD)
+    handle.close()
+    assert (rows == whole.reshape(COUNT, CHUNK_SIZE)[:, :ROW]).all()
+    assert (carried.pieces, carried.bytes) == (SIZE // FAST.piece_size, SIZE)
+    found = link.device_bytes(plan, [len(plan.chunks)]).tolist()[0]
+    assert found in ([4096, SIZE - 4096], [SIZE - 4096, 4096])
+    bare = dataclasses.replace(plan, checksums=None)
+    assert link.device_bytes(bare, [len(bare.chunks)]).sum() == COUNT * ROW
+
+
+def test_a_chunk_is_no_longer_than_a_piece() -> None:
+    """So a link admits no more than a piece of verified bytes, whatever engine copies: chunks are
+    longer only where a cache requests it, and then the CPU stops within them."""
+    assert CHUNK_SIZE <= LinkSettings().piece_size <= 256 << 10
+
+
+# ---- An I/O handle that is closed while threads use it.
+
+
+def test_an_acquire_during_a_close_gets_a_whole_member_or_none(tmp_path: Path) -> None:
+    link = Link("closing", directory=tmp_path)
+    for _ in range(40):
+        handle = IoHandle(link)
+        assert handle.handle
+        over = threading.Event()
+
+        def use(handle: IoHandle = handle, over: threading.Event = over) -> None:
+            while not over.is_set():
+                with contextlib.suppress(OSError):
+                    handle.watch()
+                    handle.stat(Direction.READ)
+
+        threads = [threading.Thread(target=use) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        handle.close()
+        over.set()
+        for thread in threads:
+            thread.join()
+        assert handle.stat(Direction.READ).queued == 0
+    link.close()

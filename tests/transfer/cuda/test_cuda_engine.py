@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The CUDA engine's own logic, with the host-compiled kernels on worker threads in place of a GPU.
-
-What it moves is tested with the other engines (``test_conformance.py``), the kernels by
-themselves in ``test_cuda_kernels.py``.
+"""The CUDA engine's own logic, with host-compiled kernels on worker threads in place of a GPU, and
+together with graphs, streams and failures.
 """
 
 from __future__ import annotations
@@ -11,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from support.cuda_capture import begin_capture, end_capture, replay
 from support.cuda_gpu import PATIENCE_S, STRIPE, Blocks, FailingGpu, Gpu, engine_on
 from support.engines import peek, poke
 
@@ -23,6 +23,7 @@ from beluga.errors import (
     ChecksumError,
     EngineUnavailableError,
     LayoutError,
+    TransferError,
     TransferTimeoutError,
 )
 from beluga.pool import Pool
@@ -38,9 +39,11 @@ from beluga.transfer.cuda import CupyDriver, DriverError
 from beluga.transfer.cuda.launch import Launch, Launcher
 from beluga.transfer.policy import CacheMaintenance, probe
 
-pytestmark = pytest.mark.usefixtures("compiled")
+# ---- The CUDA engine's own logic, with the host-compiled kernels on worker threads in place of
+# a GPU.
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_batch_is_one_launch_without_a_wait(pool: Pool, gpu: Gpu) -> None:
     engine, blocks = engine_on(pool, gpu), Blocks.make(pool, 5)
     assert engine.settle(PATIENCE_S)
@@ -60,6 +63,7 @@ def test_a_batch_is_one_launch_without_a_wait(pool: Pool, gpu: Gpu) -> None:
     assert engine.stat.direct_bytes == 2 * blocks.plan.size
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_plan_is_described_before_the_link_admits_anything(
     pool: Pool, gpu: Gpu, shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +103,7 @@ def test_a_plan_is_described_before_the_link_admits_anything(
     place.close()
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("bounced", [False, True])
 def test_copies_release_all_resources(pool: Pool, bounced: bool) -> None:
     """Events, GPU memory and pinned memory do not grow with the number of copies."""
@@ -141,6 +146,7 @@ class Watched(CacheMaintenance):
         super().after_write(plan)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_write_is_flushed_before_its_checksums_are_known(pool: Pool, gpu: Gpu) -> None:
     blocks, watched = Blocks.make(pool), Watched.on(pool, gpu, 1 << 62)
     engine = engine_on(pool, gpu, maintenance=watched)
@@ -156,6 +162,7 @@ def test_a_write_is_flushed_before_its_checksums_are_known(pool: Pool, gpu: Gpu)
     assert watched.seen == ["flush 1", "drop 1"]  # before the read was launched
 
 
+@pytest.mark.usefixtures("compiled")
 def test_the_cpu_maintains_one_range_while_the_gpu_copies_another(pool: Pool, gpu: Gpu) -> None:
     blocks = Blocks.make(pool)
     watched = Watched.on(pool, gpu, blocks.plan.size // 3)
@@ -176,6 +183,7 @@ def test_the_cpu_maintains_one_range_while_the_gpu_copies_another(pool: Pool, gp
     assert engine._buffers.sizes == {}
 
 
+@pytest.mark.usefixtures("compiled")
 def test_lines_of_coherent_memory_are_not_maintained(pool: Pool, shm: Path) -> None:
     row = probe().row("gpu")
     assert CacheMaintenance(pool, row).range_size(write=False) < 1 << 30
@@ -184,6 +192,7 @@ def test_lines_of_coherent_memory_are_not_maintained(pool: Pool, shm: Path) -> N
         assert CacheMaintenance(other, row).range_size(write=False) > 1 << 40
 
 
+@pytest.mark.usefixtures("compiled")
 def test_no_copy_waits_for_a_registration(pool: Pool) -> None:
     let = threading.Event()
     gpu = Gpu(before_register=lambda _: let.wait(PATIENCE_S) and None)
@@ -203,6 +212,7 @@ def test_no_copy_waits_for_a_registration(pool: Pool) -> None:
     assert engine.stat.registered_bytes == 2 * 16 * STRIPE
 
 
+@pytest.mark.usefixtures("compiled")
 def test_requested_windows_are_registered_first(pool: Pool) -> None:
     gate = threading.Event()
     order: list[int] = []
@@ -225,6 +235,7 @@ def test_requested_windows_are_registered_first(pool: Pool) -> None:
     assert set(rest[:2]) == lowest  # low offsets first
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_refused_registration_is_logged_and_its_copies_are_bounced(pool: Pool) -> None:
     def refuse(_: int) -> None:
         raise DriverError("cudaErrorMemoryAllocation: out of memory")
@@ -238,6 +249,7 @@ def test_a_refused_registration_is_logged_and_its_copies_are_bounced(pool: Pool)
     assert engine.stat.registered_bytes == 0
 
 
+@pytest.mark.usefixtures("compiled")
 def test_processes_share_the_registration_limit_of_the_host(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -260,6 +272,7 @@ def test_processes_share_the_registration_limit_of_the_host(
     assert fourth.stat.registered_bytes == 20 * STRIPE
 
 
+@pytest.mark.usefixtures("compiled")
 def test_bounces_beyond_the_buffers_wait_for_the_oldest(pool: Pool) -> None:
     def refuse(_: int) -> None:
         raise DriverError("no")
@@ -274,6 +287,7 @@ def test_bounces_beyond_the_buffers_wait_for_the_oldest(pool: Pool) -> None:
     assert blocks.memory.any()
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_wrong_chunk_is_found(pool: Pool, gpu: Gpu) -> None:
     engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
     assert engine.settle(PATIENCE_S)
@@ -286,6 +300,7 @@ def test_a_wrong_chunk_is_found(pool: Pool, gpu: Gpu) -> None:
         engine.scatter_read(blocks.plan).wait(PATIENCE_S)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_plans_that_leave_the_pool_are_refused(pool: Pool, gpu: Gpu) -> None:
     engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
     blocks.plan.pieces["offset"] += np.uint64(pool.geometry.size)
@@ -294,9 +309,97 @@ def test_plans_that_leave_the_pool_are_refused(pool: Pool, gpu: Gpu) -> None:
     assert gpu.launches == []
 
 
+@pytest.mark.usefixtures("compiled")
 def test_without_a_gpu_the_error_names_the_missing_part() -> None:
     try:
         CupyDriver().close()
     except EngineUnavailableError as error:
         assert "\n" not in str(error)
         assert "cupy" in str(error) or "GPU" in str(error)
+
+
+# ---- The CUDA engine together with other work: graphs, streams, failures.
+
+
+class TestGraphs:
+    def test_a_captured_copy_runs_at_each_replay(self, pool: Pool, gpu: Gpu) -> None:
+        engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
+        assert engine.settle(PATIENCE_S)
+        stream, event = gpu.make_stream(urgent=True), gpu.make_event()
+        engine.gather_write(blocks.plan, stream=stream).wait(PATIENCE_S)
+        begin_capture(gpu, stream)
+        transfer = engine.capture(blocks.plan, stream, write=True)
+        graph = end_capture(gpu, stream)
+        for value in (1, 2):
+            blocks.memory[:] = value
+            transfer.prepare()
+            replay(gpu, graph, stream)
+            gpu.record(event, stream)
+            gpu.wait(event)
+            transfer.wait()
+            assert blocks.stored(pool)
+            assert blocks.plan.checksums is not None
+            assert blocks.plan.checksums[0] == coherence.crc32c(bytes([value]) * 16384)
+        engine.scatter_read(blocks.plan, stream=stream).wait(PATIENCE_S)
+        begin_capture(gpu, stream)
+        reading = engine.capture(blocks.plan, stream, write=False)
+        graph = end_capture(gpu, stream)
+        for spoilt in (False, True):
+            if spoilt:
+                poke(pool, int(blocks.plan.chunks["offset"][1]), np.zeros(1, np.uint8))
+            reading.prepare()
+            replay(gpu, graph, stream)
+            gpu.record(event, stream)
+            gpu.wait(event)
+            if spoilt:
+                with pytest.raises(ChecksumError):
+                    reading.wait()
+            else:
+                reading.wait()
+
+    def test_no_other_work_is_enqueued_on_a_captured_stream(self, pool: Pool, gpu: Gpu) -> None:
+        engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
+        assert engine.settle(PATIENCE_S)
+        stream = gpu.make_stream(urgent=True)
+        with pytest.raises(TransferError, match="not being captured"):
+            engine.capture(blocks.plan, stream, write=True)
+        begin_capture(gpu, stream)
+        for start in (engine.gather_write, engine.scatter_read):
+            with pytest.raises(TransferError, match="captured"):
+                start(blocks.plan, stream=stream)
+        assert end_capture(gpu, stream) == []
+
+    def test_unregistered_memory_is_not_captured(self, pool: Pool) -> None:
+        let = threading.Event()
+        gpu = Gpu(before_register=lambda _: let.wait(PATIENCE_S) and None)
+        engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
+        stream = gpu.make_stream(urgent=True)
+        begin_capture(gpu, stream)
+        with pytest.raises(TransferError, match="not registered yet"):
+            engine.capture(blocks.plan, stream, write=True)
+        let.set()
+
+
+@pytest.mark.usefixtures("compiled")
+def test_streams_of_torch_and_cupy_are_accepted(pool: Pool, gpu: Gpu) -> None:
+    engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
+    assert engine.settle(PATIENCE_S)
+    handle = gpu.make_stream(urgent=False)
+    foreign = type("Foreign", (), {"__cuda_stream__": lambda self: (0, handle)})()
+    for stream in (SimpleNamespace(cuda_stream=handle), SimpleNamespace(ptr=handle), foreign):
+        engine.gather_write(blocks.plan, stream=stream).wait(PATIENCE_S)
+    with pytest.raises(TransferError, match="not a CUDA stream"):
+        engine.gather_write(blocks.plan, stream="0")  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_failed_kernel_is_the_transfers_error(pool: Pool, gpu: Gpu) -> None:
+    engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
+    assert engine.settle(PATIENCE_S)
+    stream = gpu.make_stream(urgent=True)
+    gpu._streams[stream].put(lambda: 1 // 0 and None)
+    transfer = engine.gather_write(blocks.plan, stream=stream)
+    with pytest.raises(TransferError, match="failed"):
+        transfer.wait(PATIENCE_S)
+    engine.gather_write(blocks.plan).wait(PATIENCE_S)  # other streams continue
+    assert blocks.stored(pool)

@@ -16,8 +16,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from beluga_bench.gpu.host_driver import compile_host
-from cuda_process import BUGS, SANITIZE, Grid, KernelProcess, SanitizerError
-from cuda_scene import DEVICE_STRIPES, STRIPE, Geometry, Scene, Shape
+from cuda_scene import (
+    BUGS,
+    DEVICE_STRIPES,
+    SANITIZE,
+    STRIPE,
+    Geometry,
+    Grid,
+    KernelProcess,
+    SanitizerError,
+    Scene,
+    Shape,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

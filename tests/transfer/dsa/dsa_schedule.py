@@ -1,27 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Runs one schedule of a DSA's faults on the engine, and compares with slices of bytes.
-
-The library may be ``_core``, or one with a planted bug (``test_dsa_mutants.py``).
+"""Runs one schedule of a DSA's faults on the engine, and compares with slices of bytes. The library
+may be _core, or a copy of it that is compiled with changed lines.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cffi import FFI
 from hypothesis import strategies as st
 from support.engines import Bytes, peek, poke
 from support.soft_dsa import soft_queue
 
-from beluga import coherence
+from beluga import _build, coherence
+from beluga._ffi import ffi
 from beluga._ffi import ffi as core_ffi
 from beluga._ffi import lib as core_lib
 from beluga.pool import STRIPE_SIZE, Pool
 from beluga.transfer import Plan, plan_blocks, plan_rows
+
+# ---- Runs one schedule of a DSA's faults on the engine, and compares with slices of bytes.
+
 
 CANARY = 253
 WAIT_NS = 60 * 10**9
@@ -236,3 +243,42 @@ def play_rows(library: Library, engine: Any, scene: Scene, plan: Plan) -> None:
     statuses = run(library, engine, rows, scene.schedule.part, is_read=True)
     demand(not any(statuses), f"reading rows failed: {statuses}")
     demand(np.array_equal(target, wanted), "other bytes in rows")
+
+
+# ---- Compiles the C core with changed lines: with a planted bug, or with a record of its
+# operations.
+
+
+GCC = shutil.which("gcc") or ""
+
+
+def built(folder: Path, changes: Iterable[tuple[str, str, str]], more: str = "") -> Library:
+    """Build the core with ``changes``: a file, a line that occurs once, and its replacement.
+
+    ``more`` has declarations besides those of the product.
+    """
+    source = folder / "csrc"
+    shutil.copytree(_build.CSRC, source)
+    for file, line, becomes in changes:
+        text = (source / file).read_text()
+        assert text.count(line) == 1, f"{file} does not have {line!r} exactly once"
+        (source / file).write_text(text.replace(line, becomes))
+    target = folder / "changed.so"
+    define = f"-DBL_FORMAT_HASH=0x{_build.format_hash():016x}ull"
+    flags = ["-std=gnu11", "-O0", "-w", "-shared", "-fPIC", "-pthread", define, f"-I{source}"]
+    subprocess.run([GCC, *flags, str(source / "beluga.c"), "-o", str(target)], check=True)
+    own = FFI()
+    own.cdef(_build.cdef((*_build.CORE_HEADERS, *_build.DSA_HEADERS)) + more)
+    return Library(own, own.dlopen(str(target)))
+
+
+@contextmanager
+def opened_pool(library: Library, pool: Pool) -> Iterator[Any]:
+    """The ``bl_pool *`` of ``_core``, with the type of this library."""
+    handle = library.ffi.new("bl_pool **")
+    mapping = pool._mapping
+    devices = library.of("void *const *", ffi.cast("void **", mapping.addresses))
+    superblocks = library.of("bl_superblock *", mapping.superblocks)
+    assert library.lib.bl_pool_open(superblocks, devices, handle) == 0
+    yield handle[0]
+    library.lib.bl_pool_close(handle[0])

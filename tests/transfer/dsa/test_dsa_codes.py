@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The bytes and checksums are right for every status of a device, faults at every offset, any fault
-address, and batches that end early. A device in Python checks that every descriptor is within the
-limits of its queue.
+"""The bytes and checksums are right for every status of a device and any schedule of faults; bugs
+planted in how copies are resumed are detected.
 """
 
 from __future__ import annotations
@@ -13,17 +12,40 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from dsa_device import End, Sent, WriteDevice
+from dsa_schedule import (
+    GCC,
+    PRODUCT,
+    Library,
+    Schedule,
+    WrongBytesError,
+    built,
+    opened,
+    opened_pool,
+    play,
+    run,
+    schedules,
+)
+from dsa_schedule import Scene as DsaScene
+from hypothesis import HealthCheck, given, settings
+from support.emulation import fewer
 from support.engines import Bytes, peek, poke
 
 from beluga import coherence
-from beluga._ffi import lib
+from beluga._ffi import ffi, lib
 from beluga.errors import ChecksumError, TransferError
 from beluga.pool import STRIPE_SIZE, Pool
 from beluga.transfer import DsaEngine, Plan, plan_blocks
+
+# ---- The bytes and checksums are right for every status of a device, faults at every offset,
+# any fault address, and batches that end early. A device in Python checks that every descriptor
+# is within the limits of its queue.
+
 
 TIMEOUT_S = 60.0
 SIZES = np.array([1500, 1, 2999])
@@ -291,3 +313,155 @@ def test_a_failed_read_submits_no_more_descriptors(pool: Pool) -> None:
         with pytest.raises(ChecksumError):
             engine.scatter_read(plan).wait(TIMEOUT_S)
         assert len(device.sent) == before + 1
+
+
+# ---- Faults of a DSA queue change neither bytes nor checksums.
+
+
+@settings(max_examples=fewer(100), deadline=None, suppress_health_check=list(HealthCheck))
+@given(schedule=schedules())
+def test_any_schedule_yields_the_same_bytes_and_checksums(
+    long_pool: Pool, schedule: Schedule
+) -> None:
+    play(PRODUCT, long_pool.handle, long_pool, schedule)
+
+
+def storm(**faults: int) -> Schedule:
+    return Schedule(
+        seed=7,
+        sizes=(3000, 20_000, 77),
+        block_count=6,
+        chunk_size=4096,
+        part=10**9,
+        size_max=4096,
+        batch_max=faults.pop("batch_max", 32),
+        depth=8,
+        flush=1,
+        faults=faults,
+    )
+
+
+def stat_of(pool: Pool, schedule: Schedule) -> dict[str, int]:
+    """Return an engine's counters after one write by this schedule."""
+    scene = DsaScene.make(schedule, pool)
+    with opened(PRODUCT, pool.handle, schedule) as engine:
+        assert not any(run(PRODUCT, engine, scene.plan(scene.content), 10**9, is_read=False))
+        out = ffi.new("bl_dsa_stat *")
+        lib.bl_dsa_engine_stat(engine, out)
+        return {name: int(getattr(out, name)) for name in dir(out)}
+
+
+def test_each_kind_of_fault_occurs(long_pool: Pool) -> None:
+    """A schedule without faults would prove nothing."""
+    calm = stat_of(long_pool, storm())
+    assert calm["batches"] > 0
+    assert calm["descriptors"] > calm["batches"]
+    assert calm["full"] == calm["faults"] == calm["by_cpu"] == 0
+    assert stat_of(long_pool, storm(full=20_000, full_run=3))["full"] > 0
+    assert stat_of(long_pool, storm(fault=20_000))["faults"] > 0
+    assert stat_of(long_pool, storm(error=20_000))["by_cpu"] > 0
+    faulty = stat_of(long_pool, storm(list_fault=40_000))
+    assert faulty["descriptors"] > calm["descriptors"]  # some descriptors were resubmitted
+    assert stat_of(long_pool, storm(batch_max=0))["batches"] == 0
+
+
+def test_the_cpu_copies_if_a_queue_stays_full(long_pool: Pool) -> None:
+    full = storm(full=65_536, full_run=1000)
+    stat = stat_of(long_pool, full)
+    assert stat["descriptors"] == 0
+    assert stat["by_cpu"] > 0
+    play(PRODUCT, long_pool.handle, long_pool, full)
+
+
+def test_the_cpu_copies_if_a_page_never_arrives(long_pool: Pool) -> None:
+    """Nearly every descriptor faults, after a few bytes or none."""
+    play(PRODUCT, long_pool.handle, long_pool, storm(fault=65_000, error=100))
+
+
+# ---- The schedules of ``dsa_schedule.py`` detect bugs planted in the DSA engine's resumption.
+
+
+TRIES = 40
+
+# Each entry is a file, a line, and its replacement.
+MUTANTS = {
+    "none": ("", "", ""),
+    "a resumed copy starts its sum anew": (
+        "dsa/work.c",
+        "work->crc = (uint32_t)record->crc;",
+        "work->crc = bytes < descriptor->size ? 0 : (uint32_t)record->crc;",
+    ),
+    "a resumed copy keeps the seed it began with": (
+        "dsa/work.c",
+        "if (bl_dsa_opcode(descriptor) == BL_DSA_COPY_CRC)",
+        "if (bl_dsa_opcode(descriptor) == BL_DSA_COPY_CRC && bytes == descriptor->size)",
+    ),
+    "a resumed copy skips a byte": (
+        "dsa/work.c",
+        "work->done += bytes;",
+        "work->done += bytes + (bytes > 0 && bytes < descriptor->size);",
+    ),
+    "a resumed copy repeats a byte": (
+        "dsa/work.c",
+        "work->done += bytes;",
+        "work->done += bytes - (bytes > 1 && bytes < descriptor->size);",
+    ),
+    "only the target moves on": (
+        "dsa/work.c",
+        "uint64_t memory = piece->address + work->done;",
+        "uint64_t memory = piece->address;",
+    ),
+    "a fault counts as done": (
+        "dsa/work.c",
+        "if (status == BL_DSA_SUCCESS) {",
+        "if (status == BL_DSA_SUCCESS || status == BL_DSA_PAGE_FAULT) {",
+    ),
+    "what a batch did not reach counts as done": (
+        "dsa/work.c",
+        "if (status == BL_DSA_SUCCESS) {",
+        "if (status == BL_DSA_SUCCESS || status == BL_DSA_NONE) {",
+    ),
+    "a record answers for its neighbour's work": (
+        "dsa/engine.c",
+        "bl_dsa_record record = bl_dsa_record_look(&group->records[i]);",
+        "bl_dsa_record record = bl_dsa_record_look(&group->records[i ^ (group->count > 1 && "
+        "i + 1 < group->count)]);",
+    ),
+    "the last line is not blanked": (
+        "dsa/work.c",
+        "return transfer->is_read ? 0 : bl_dsa_work_blank(work);",
+        "return 0;",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.skipif(not GCC, reason="needs gcc")
+def test_a_planted_bug_is_detected(long_pool: Pool, tmp_path: Path, name: str) -> None:
+    library = built(tmp_path, [MUTANTS[name]] if name != "none" else [])
+    with opened_pool(library, long_pool) as handle:
+        if name == "none":
+            play_all(library, handle, long_pool)
+        else:
+            with pytest.raises(WrongBytesError):
+                play_all(library, handle, long_pool)
+
+
+def play_all(library: Library, handle: Any, pool: Pool) -> None:
+    """Schedules with page faults and batches that end early, with one descriptor and with many."""
+    rng = np.random.default_rng(3)
+    for seed in range(TRIES):
+        schedule = Schedule(
+            seed=seed,
+            sizes=tuple(rng.integers(1, 3000, rng.integers(2, 9)).tolist()),
+            block_count=3,
+            chunk_size=1024,
+            part=10**6,
+            size_max=4096,
+            batch_max=(0, 32)[seed % 2],
+            depth=8,
+            flush=1,
+            faults={"fault": 20_000, "list_fault": 20_000, "reorder": 30_000, "late": 10_000},
+        )
+        play(library, handle, pool, schedule)

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dsa_build import GCC, built, opened_pool
-from dsa_schedule import Library, Schedule, run
+from dsa_schedule import GCC, Library, Schedule, built, opened_pool, run
 from dsa_schedule import Scene as DsaScene
 from support.soft_dsa import soft_queue
 
