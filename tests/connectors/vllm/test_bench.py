@@ -276,6 +276,9 @@ def test_counters_and_warnings_that_explain_a_miss_are_listed() -> None:
     assert warnings(log) == [line]
 
 
+# ---- The measurement of the demonstration.
+
+
 class Played:
     """An engine that finds the given prompts, and takes a second for each other token."""
 

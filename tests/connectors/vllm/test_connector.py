@@ -197,13 +197,35 @@ def test_announcements_distinguish_salted_blocks_from_others(
     assert sorted(names["tokens_hash"].tolist()) == sorted(salted.local(TOKENS))
 
 
-def test_loaded_tokens_and_seconds_are_reported_to_the_server(
-    monkeypatch: pytest.MonkeyPatch, server: IndexServer, make: Make
+def test_seconds_and_blocks_are_counted_for_each_process_and_reported(
+    monkeypatch: pytest.MonkeyPatch, server: IndexServer, pool: Pool, make: Make
 ) -> None:
     monkeypatch.setattr(report, "INTERVAL_S", 0.0)
     engine, other = make(), make(prefill_b_ms=250.0)
+    space = engine.scheduler.get_kv_connector_stats().data["space"]
+    assert space == f"{engine.scheduler._lookups.space:016x}"
+    assert engine.scheduler.get_kv_connector_stats() is None  # a single one is logged once
     engine.run(request("a", TOKENS), 0, fill=1)
     other.run(request("b", TOKENS), 0, fill=2)
+    looked_up = engine.scheduler.get_kv_connector_stats().data
+    assert (looked_up["lookups"], looked_up["space"]) == (1, space)
+    assert "hit_tokens" not in looked_up
+    saved = engine.worker.get_kv_connector_stats().data
+    assert "space" not in saved
+    assert (saved["save_blocks"], saved["link_unthrottled_pieces"]) == (5, 0)
+    assert saved["link_offload_pieces"] >= 1
+    assert saved["save_bytes"] == saved["link_offload_bytes"] == engine.memory[:, :5].nbytes
+    for each in (looked_up, saved):
+        assert each["hook_s"] > each["save_hook_s"] > 0
+    assert other.scheduler.get_kv_connector_stats().data["hit_tokens"] == 5 * BLOCK_TOKENS
+    loaded = other.worker.get_kv_connector_stats().data
+    assert (loaded["loads"], loaded["load_blocks"], loaded["load_failed_blocks"]) == (1, 5, 0)
+    assert loaded["load_bytes"] == loaded["link_onboard_bytes"] == saved["save_bytes"]
+    seconds = loaded["load_s"], looked_up["lookup_s"], saved["save_s"], saved["save_cpu_s"]
+    assert all(0 < each < LONG_S for each in seconds)
+    assert engine.worker.get_kv_connector_stats() is None
+    names = read_names(pool, check_pool(pool).half)
+    assert {f"{number:016x}" for number in names["name"]["space"].tolist()} == {space}
     other.run(request("c", TOKENS), 8, fill=2)  # the lookup reports the first end
     figures = server.reported(KINDS.index("vllm"))
     assert figures[report.Figure.SAVED_TOKENS] == 5 * BLOCK_TOKENS
@@ -225,60 +247,20 @@ def test_a_preempted_request_is_no_longer_saved(
     assert cancelled == [["z"]]
 
 
-def test_seconds_and_blocks_are_counted_for_each_process(server: IndexServer, make: Make) -> None:
+def test_reports_of_ranks_add_up_and_no_call_is_made_after_the_end(
+    server: IndexServer, make: Make
+) -> None:
     engine, other = make(), make()
     engine.run(request("a", TOKENS), 0, fill=1)
-    other.run(request("a", TOKENS), 0, fill=2)
-    looked_up = engine.scheduler.get_kv_connector_stats().data
-    assert looked_up["lookups"] == 1
-    assert "hit_tokens" not in looked_up
-    saved = engine.worker.get_kv_connector_stats().data
-    assert (saved["save_blocks"], saved["link_unthrottled_pieces"]) == (5, 0)
-    assert saved["link_offload_pieces"] >= 1
-    assert saved["save_bytes"] == saved["link_offload_bytes"] == engine.memory[:, :5].nbytes
-    for each in (looked_up, saved):
-        assert each["hook_s"] > each["save_hook_s"] > 0
-    assert other.scheduler.get_kv_connector_stats().data["hit_tokens"] == 5 * BLOCK_TOKENS
-    loaded = other.worker.get_kv_connector_stats().data
-    assert (loaded["loads"], loaded["load_blocks"], loaded["load_failed_blocks"]) == (1, 5, 0)
-    assert loaded["load_bytes"] == loaded["link_onboard_bytes"] == saved["save_bytes"]
-    assert 0 < loaded["load_s"] < LONG_S
-    assert 0 < looked_up["lookup_s"] < LONG_S
-    assert 0 < saved["save_s"] < LONG_S
-    assert 0 < saved["save_cpu_s"] < LONG_S
-    assert engine.worker.get_kv_connector_stats() is None
-
-
-def test_a_scheduler_reports_the_space_of_its_blocks(
-    pool: Pool, server: IndexServer, make: Make
-) -> None:
-    engine = make()
-    space = engine.scheduler.get_kv_connector_stats().data["space"]
-    assert space == f"{engine.scheduler._lookups.space:016x}"
-    assert engine.scheduler.get_kv_connector_stats() is None  # a single one is logged once
-    engine.run(request("a", TOKENS), 0, fill=1)
-    assert engine.scheduler.get_kv_connector_stats().data["space"] == space
-    assert "space" not in engine.worker.get_kv_connector_stats().data
-    names = read_names(pool, check_pool(pool).half)
-    assert {f"{number:016x}" for number in names["name"]["space"].tolist()} == {space}
-
-
-def test_reports_of_two_ranks_add_up(server: IndexServer, make: Make) -> None:
-    first, other = make(), make()
-    first.run(request("a", TOKENS), 0, fill=1)
     reports = []
-    for engine in (first, other):
+    for each in (engine, other):
         made = request("b", TOKENS)
-        engine.start(made, 8)
-        engine.step(made)
-        reports.append(engine.worker.build_connector_worker_meta())
+        each.start(made, 8)
+        each.step(made)
+        reports.append(each.worker.build_connector_worker_meta())
     assert reports[0].aggregate(reports[1]) is reports[0]
     assert reports[0].report.loaded == {"b": Loaded(2, 5)}
-
-
-def test_no_call_is_made_after_the_end(server: IndexServer, make: Make) -> None:
-    engine = make()
-    engine.run(request("a", TOKENS), 0, fill=1)
+    other.close()
     assert server.stat().live_count == 4  # lookups, saves, and two for loads
     engine.close()
     assert server.stat().live_count == 0

@@ -395,6 +395,9 @@ MEDIA_TOKENS = list(range(6 * BLOCK_TOKENS))
 CONTENT, NAME = MARK + 64 * "0", 64 * "0"  # a client's name may look like a hash
 
 
+# ---- Media: blocks whose hash contains a client's name for an image are private to a process.
+
+
 class Inputs:
     """vLLM's ProcessorInputs: items, and the names that clients gave to some."""
 

@@ -52,8 +52,8 @@ def demo(tmp_path: Path) -> Iterator[Demo]:
 
 
 def started(command: list[Any], **options: Any) -> subprocess.Popen[str]:
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, **pipes, **options)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, **options)
 
 
 def result_of(child: subprocess.Popen[str]) -> dict[str, Any]:

@@ -48,9 +48,11 @@ def test_blocks_of_one_worker_are_loaded_by_another(side: Rank, make_rank: MakeR
 
 
 def test_present_blocks_are_not_written_again(side: Rank) -> None:
+    before = figures()["save_blocks"]
     side.fill(1)
     side.save("r", [0, 1, 2])
     side.counters.take()
+    assert figures()["save_blocks"] == before + 3  # of the process
     side.worker.report()
     side.fill(2)
     side.save("s", [0, 1, 2, 3])
@@ -61,17 +63,16 @@ def test_present_blocks_are_not_written_again(side: Rank) -> None:
     assert stored[digests(3, 1)] == StoredCounts(1, 1)
 
 
-def test_a_miss_is_reported_by_its_blocks(side: Rank) -> None:
-    side.save("r", [0, 1])
-    side.load(blocks("s", [10, 11, 12, 13]))
+def test_a_miss_and_what_its_request_loads_after_it_are_reported_by_their_blocks(
+    side: Rank,
+) -> None:
+    side.save("r", [0, 1, 2, 3])
+    side.load(blocks("s", [10, 11, 12, 13], start=2))
     assert side.worker.loads.failed() == {12, 13}
     assert side.worker.loads.failed() == set()
     assert side.counters.take()["load_failed_blocks"] == 2
-
-
-def test_ranges_after_a_failed_one_of_their_request_are_reported(side: Rank) -> None:
-    """They are not read, although the pool has them: the engine computes on the failed ones."""
-    side.save("r", [0, 1, 2, 3])
+    side.worker.report()
+    # ranges after a failed one are not read, although the pool has them
     behind = [blocks("s", [14, 15], start=2), blocks("t", [16], start=3)]
     side.load(blocks("s", [10, 11], start=8), *behind)
     assert side.worker.loads.failed() == {10, 11, 14, 15}
@@ -162,17 +163,22 @@ def test_a_preemption_within_a_long_range_waits_for_one_batch_only(side: Rank, g
     assert counted["save_skipped_blocks"] == 2 * BATCH_BLOCKS
 
 
-def test_blocks_beyond_the_queue_are_skipped(server: IndexServer, make_rank: MakeRank) -> None:
+def test_blocks_beyond_the_queue_are_skipped_until_saves_end_or_are_dropped(
+    server: IndexServer, make_rank: MakeRank
+) -> None:
     side = make_rank(save_queue=4)
     gate = Gate(side.layout)
     side.worker.saves._source = gate
-    side.begin_save(blocks("r", [0, 1, 2]), blocks("s", [3, 4], 10))
+    side.begin_save(blocks("r", [0]), blocks("s", [1, 2], 10), blocks("t", [3, 4], 20))
     assert side.counters.take()["save_skipped_blocks"] == 2
-    assert side.worker.saves.ended({"s"}) == {"s"}
+    assert side.worker.saves.ended({"t"}) == {"t"}
+    assert gate.reading.wait(LONG_S)
+    side.worker.preempt(Orders(preempted=["s"]))
+    side.begin_save(blocks("u", [3, 4, 5], 20))
     gate.go.set()
-    side.saved("r")
-    side.save("t", [3, 4], 10)
-    assert side.counters.take()["save_blocks"] == 5
+    side.saved("u")
+    side.save("v", [6, 7, 8], 30)
+    assert side.counters.take()["save_blocks"] == 7
 
 
 def test_loads_in_a_thread_complete_later(side: Rank, make_rank: MakeRank) -> None:
@@ -232,13 +238,6 @@ def test_blocks_evicted_during_a_load_fail_and_the_others_are_loaded(
     assert np.array_equal(side.memory[:, [0, 1]], side.memory[:, [10, 11]])
 
 
-def test_figures_are_sums_of_the_process(side: Rank) -> None:
-    before = figures()["save_blocks"]
-    side.save("r", [0, 1])
-    side.counters.take()
-    assert figures()["save_blocks"] == before + 2
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -265,21 +264,6 @@ def test_saves_of_preempted_requests_only_are_dropped(side: Rank, gate: Gate) ->
     counted = side.counters.take()
     assert (counted["save_blocks"], counted["save_skipped_blocks"]) == (2, 3)
     assert set(side.worker.report().stored) == {digests(0, 1), digests(50, 1)}
-
-
-def test_dropped_saves_free_their_space_in_the_queue(
-    server: IndexServer, make_rank: MakeRank
-) -> None:
-    side = make_rank(save_queue=3)
-    gate = Gate(side.layout)
-    side.worker.saves._source = gate
-    side.begin_save(blocks("r", [0]), blocks("s", [1, 2], 10))
-    assert gate.reading.wait(LONG_S)
-    side.worker.preempt(Orders(preempted=["s"]))
-    side.begin_save(blocks("t", [3, 4], 20))
-    gate.go.set()
-    side.saved("t")
-    assert side.counters.take()["save_blocks"] == 3
 
 
 def test_blocks_without_room_in_the_pool_are_counted_as_skipped(
