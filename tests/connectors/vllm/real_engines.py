@@ -276,9 +276,8 @@ def in_vllm(python: str, function: str, *words: str, given: Any = None) -> Any:
 
 
 def hybrid_models(python: str, folder: Path, *names: str) -> Path:
-    """Make models of ``hybrid_models.py`` in a folder, and return it."""
-    command = [python, FOLDER / "hybrid_models.py", folder, *names]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    """Make models of ``vllm_role.py`` in a folder, and return it."""
+    in_vllm(python, "hybrid_models", str(folder), *names)
     return folder
 
 
