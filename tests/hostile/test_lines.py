@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scribble import restless
 from support.emulation import fewer
-from support.forge import LINE, line_hash, read, sealed, write
+from support.forge import LINE, line_hash, read, restless, sealed, write
 
 from beluga._ffi import ffi, lib
 from beluga.index import IndexClient, IndexServer

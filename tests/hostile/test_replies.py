@@ -8,28 +8,28 @@ outside the pool's data are misses or errors, and the client survives.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-import liar as liar_program
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scribble import scribble
 from support import role
 from support.blocks import keys
-from support.emulation import PATIENCE, fewer
-from support.forge import LINE, Lane, bulk_payload, read, sealed, write
+from support.emulation import fewer
+from support.forge import LINE, PAGE, Lane, bulk_payload, line_hash, read, scribble, sealed, write
 
 from beluga._ffi import ffi, lib
 from beluga.errors import BadReplyError, BelugaError
-from beluga.index import IndexClient
+from beluga.index import BlockState, IndexClient
+from beluga.kvcache import KVCache
 from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, Client, Server
+from beluga.transfer import CpuEngine
 
 TRUE_WORD = b"the true word"
 BULK = lib.BL_MESSAGE_BULK
@@ -217,9 +217,6 @@ def test_checksums_of_another_length_are_an_error(liar: Liar, more: int) -> None
         IndexClient(liar.client).stat()
 
 
-# ---- Forged records and entries
-
-PAGE = 4096
 WITHIN = [[1, PAGE, 0, 1], [2, PAGE, 1024, 0], [17, 16 * PAGE, 4096, 0]]
 BEYOND = [
     [1, PAGE, 1024, 1],  # the checksums are past the end,
@@ -230,13 +227,93 @@ BEYOND = [
     [0, PAGE, 0, 0],
 ]
 
+BLOCK, GENERATION = 3, 1 << 40
+
+
+def plant(pool: Pool, half: int, key: Any, fingerprint: int, case: list[int]) -> bytes:
+    """Return a record and a matching entry."""
+    pages, length, chunk_size = case[:3]
+    offset = pool.geometry.size - pages * PAGE
+    fields = {"generation": GENERATION, "offset": offset, "length": length}
+    entry = ffi.new(
+        "bl_entry *",
+        {
+            **fields,
+            "key": [int(word) for word in key[0]],
+            "fingerprint": fingerprint,
+            "chunk_size": chunk_size,
+            "state": lib.BL_ENTRY_COMMITTED,
+        },
+    )
+    raw = bytes(ffi.buffer(entry))[:60] + bytes(4)
+    number = half * pool.geometry.block_count_max + BLOCK
+    line = raw[:60] + line_hash(raw, BLOCK).to_bytes(4, "little")
+    write(pool, pool.geometry.table_offset + number * LINE, line)
+    fields["length"] = min(length, max(pages, 1) * PAGE)  # fits, whatever the entry contains
+    record = ffi.new("bl_block_record *", {**fields, "block": BLOCK})
+    return bytes(ffi.buffer(record))
+
+
+def lie(directory: str, cases: list[list[int]]) -> None:
+    """Be a hostile server and its client. Try every case with every function that reads or writes.
+
+    A case is [end, length, chunk_size, verify]: a record ``end`` pages before the end of the pool's
+    data, and a matching entry, for blocks of that shape. Prints a line for each call and its
+    result, so a call that ends the process is named in the last line.
+    """
+    pool = Pool.create([Path(directory) / "a"], device_size=16 << 20, sparse=True, max_blocks=64)
+    word = b""
+    states = {
+        lib.BL_METHOD_LOOKUP: BlockState.HIT,
+        lib.BL_METHOD_RESERVE: BlockState.GRANTED,
+        lib.BL_METHOD_COMMIT: BlockState.HIT,
+    }
+    head = bytes(ffi.buffer(ffi.new("bl_block_reply *", {"count": 1})))
+
+    def handler(state: BlockState) -> Callable[[bytes], bytes]:
+        return lambda _: head + word[:24] + int(state).to_bytes(4, "little") + word[28:]
+
+    server = Server(pool)
+    for method, state in states.items():
+        server.handle(method, handler(state))
+    for method in (lib.BL_METHOD_RELEASE, lib.BL_METHOD_ABORT):
+        server.handle(method, lambda _: head)
+    server.start()
+    client = Client(pool)
+    half = client.stat().epoch % 2
+    for case in cases:
+        _, length, chunk_size, verify = case
+        target = np.zeros((1, length), np.uint8)
+        for engine in (None, CpuEngine(pool)):
+            settings = {} if engine is None else {"engine": engine}
+            cache = KVCache(
+                client,
+                namespace="liar",
+                chunk_size=chunk_size,
+                check_checksums=bool(verify),
+                **settings,
+            )
+            key = cache.keys([bytes(16)])
+            word = plant(pool, half, key, cache.fingerprint, case)
+            index = IndexClient(client)
+            calls: dict[str, Callable[[], object]] = {
+                "get": lambda c=cache, k=key, t=target: c.get(k, t).hits,
+                "put": lambda c=cache, k=key, t=target: c.put(k, t).stored,
+                "lookup": lambda m=index, k=key: len(m.lookup(k).hits),
+            }
+            for name, call in calls.items():
+                print(json.dumps([case, name, engine is not None]), flush=True)
+                try:
+                    outcome: object = call()
+                except BelugaError as error:
+                    outcome = type(error).__name__
+                print(json.dumps(outcome), flush=True)
+    pool.close()
+
 
 def outcomes(directory: Path, cases: list[list[int]]) -> list[tuple[str, object]]:
     """Return the calls and their results."""
-    command = [sys.executable, liar_program.__file__, str(directory), json.dumps(cases)]
-    ended = subprocess.run(
-        command, capture_output=True, text=True, timeout=120 * PATIENCE, check=False
-    )
+    ended = role.run(lie, directory, cases, timeout_s=120)
     lines = [json.loads(line) for line in ended.stdout.splitlines()]
     assert ended.returncode == 0, (lines[-1:], ended.stderr[-2000:])
     assert len(lines) == len(cases) * 12
