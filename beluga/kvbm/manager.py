@@ -142,7 +142,7 @@ class BlockManager:
         # Queues. At most twice as many offloads wait as the device has blocks, because those of
         # evicted blocks are swept out; and at most as many prefetches.
         self._onboards: deque[tuple[_OnboardCall, list[MutableBlock]]] = deque()  # with their room
-        self._prefetches: deque[_Chain] = deque()
+        self._prefetches: deque[tuple[Sequence[Key], _Chain]] = deque()  # with their whole chain
         self._offloads: dict[Key, None] = {}  # oldest first
         self._failures: dict[Key, int] = {}
         self._busy = 0
@@ -193,11 +193,11 @@ class BlockManager:
         dropped = 0
         with self._changed:
             self._prefetches.extend(
-                chain[first : first + BATCH] for first in range(0, len(chain), BATCH)
+                (keys, chain[first : first + BATCH]) for first in range(0, len(chain), BATCH)
             )
-            count = sum(map(len, self._prefetches))
+            count = sum(len(batch) for _, batch in self._prefetches)
             while count - dropped > self._device.total_blocks:
-                dropped += len(self._prefetches.popleft())
+                dropped += len(self._prefetches.popleft()[1])
             self._changed.notify_all()
         self._metrics.drop(dropped, TransferClass.PREFETCH, "overflow")
 
@@ -307,17 +307,15 @@ class BlockManager:
             self._device.end(call)
 
     def _step_up(self) -> bool:
-        onboard, chain = None, None
         with self._changed:
-            if self._onboards:
-                onboard = self._onboards.popleft()
-            elif self._prefetches:
-                chain = self._prefetches.popleft()
+            onboard = self._onboards.popleft() if self._onboards else None
+            waits = onboard is None and self._prefetches
+            prefetch = self._prefetches.popleft() if waits else None
         if onboard is not None:
             self._advance(*onboard)
-        elif chain is not None:
-            self._prefetch(chain)
-        return onboard is not None or chain is not None
+        elif prefetch is not None:
+            self._prefetch(*prefetch)
+        return onboard is not None or prefetch is not None
 
     def _resolve(
         self,
@@ -360,12 +358,15 @@ class BlockManager:
             raise TierError(f"request {call.request!r} was released")
         return blocks
 
-    def _prefetch(self, chain: _Chain) -> None:
+    def _prefetch(self, keys: Sequence[Key], chain: _Chain) -> None:
+        end = chain[-1][0]
         present = self._device.contains([key for key, _ in chain])
         chain = [link for link, is_present in zip(chain, present, strict=True) if not is_present]
-        ancestors = self._ancestors(chain)
+        # Room for the end of a chain must not be made of its start.
+        start = itertools.takewhile(lambda key: key != end, keys)
+        held = _present(self._device.find(key, is_use=False) for key in start)
         room = self._device.try_reserve(self, len(chain))
-        self._device.drop_all(ancestors)
+        self._device.drop_all(held)
         if room is None:
             self._metrics.drop(len(chain), TransferClass.PREFETCH, "full")
             return
@@ -379,20 +380,6 @@ class BlockManager:
             return
         self._metrics.drop(len(chain) - len(onboarded), TransferClass.PREFETCH, "gone")
         self._device.drop_all([*onboarded, *room])
-
-    def _ancestors(self, chain: _Chain) -> list[RegisteredBlock]:
-        """Hold the ancestors that the device has, so that making room for the end of a chain does
-        not evict its start.
-        """
-        held: dict[Key, RegisteredBlock] = {}
-        for _, parent in chain:
-            above = parent
-            while above is not None and above not in held:
-                block = self._device.find(above, is_use=False)
-                if block is None:
-                    break
-                held[above], above = block, block.parent
-        return list(held.values())
 
     def _load(
         self, kind: TransferClass, chain: _Chain, room: Sequence[MutableBlock]
