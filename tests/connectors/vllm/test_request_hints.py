@@ -115,28 +115,21 @@ def test_a_session_s_later_request_hints_its_earlier_blocks(
     """The last request of a session releases exactly the blocks of the session."""
     make().run(request("everybody", TOKENS), 1, fill=7)
     engine, first = make(), further(TOKENS, 2)
-    engine.run(hinted_request("1", {"pin": True}, first, session_id="s"), 1, fill=8)
+
+    def run(name: str, hint: dict[str, Any], tokens: list[int], session: str) -> None:
+        engine.run(hinted_request(name, hint, tokens, session_id=session), 1, fill=8)
+
+    run("1", {"pin": True}, first, "s")
     assert given.take(2) == [(5, "normal", FAVOR_S, True), (2, "normal", FAVOR_S, True)]
     last = further(first, 2)
-    engine.run(hinted_request("2", {"priority": "low"}, last, session_id="s"), 1, fill=9)
+    run("2", {"priority": "low"}, last, "s")
     assert given.take(2) == [(2, "low", None, False), (2, "low", None, False)]
-    engine.run(
-        hinted_request("3", {"priority": "low"}, further(last, 1), session_id="other"), 1, fill=9
-    )
+    run("3", {"priority": "low"}, further(last, 1), "other")
     assert given.take(1) == [(1, "low", None, False)]
-
-
-def test_a_restarted_session_has_no_blocks_of_others(
-    server: IndexServer, make: Make, given: Given
-) -> None:
-    engine, other = make(), list(range(500, 500 + 5 * BLOCK_TOKENS))
-    engine.run(hinted_request("1", {"pin": True}, session_id="s"), 1, fill=8)
-    given.take(1)
-    engine.run(request("everybody", other), 8, fill=7)
-    engine.run(
-        hinted_request("2", {"priority": "low"}, further(other, 1), session_id="s"), 1, fill=9
-    )
-    assert given.take(1) == [(1, "low", None, False)]
+    others = list(range(500, 500 + 5 * BLOCK_TOKENS))
+    engine.run(request("others", others), 8, fill=7)
+    run("4", {"priority": "low"}, further(others, 1), "s")  # the session begins again
+    assert given.take(1) == [(1, "low", None, False)], "it has no blocks of others"
 
 
 def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,20 +266,18 @@ def test_hints_that_a_full_queue_or_a_lost_server_drops_are_counted(
     assert counters.take() == {"hint_skipped_blocks": 3}
 
 
-def prefetched(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record how many blocks each prefetch requests."""
-    requests: list[int] = []
-    monkeypatch.setattr(
-        engine.scheduler._lookups, "prefetch", lambda digests: requests.append(len(digests))
-    )
-    return requests
-
-
 def test_a_waiting_request_prefetches_on_request_or_in_a_session(
     server: IndexServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = make()
-    requested = prefetched(engine, monkeypatch)
+    for options, calls in (({}, 1), ({"onboard_ms": 0}, 0)):  # the latter waits for no lower tier
+        other = make(**options)
+        before = server.stat().call_count
+        other.scheduler.on_new_request(hinted_request("a", {"prefetch": True}))
+        assert server.stat().call_count == before + calls
+    engine, requested = make(), list[int]()
+    monkeypatch.setattr(
+        engine.scheduler._lookups, "prefetch", lambda digests: requested.append(len(digests))
+    )
     engine.scheduler.on_new_request(request("plain", TOKENS))
     first = hinted_request("first", {}, session_id="s")
     engine.scheduler.on_new_request(first)
@@ -302,17 +293,6 @@ def test_a_waiting_request_prefetches_on_request_or_in_a_session(
         ended = request(name, TOKENS)
         assert engine.scheduler.request_finished(ended, []) == (False, None)
     assert engine.scheduler._schedule._requests == {}
-
-
-def test_prefetch_onboards_from_lower_tiers(server: IndexServer, make: Make, given: Given) -> None:
-    engine = make()
-    before = server.stat().call_count
-    engine.scheduler.on_new_request(hinted_request("a", {"prefetch": True}))
-    assert server.stat().call_count == before + 1
-    other = make(onboard_ms=0)
-    before = server.stat().call_count
-    other.scheduler.on_new_request(hinted_request("b", {"prefetch": True}))
-    assert server.stat().call_count == before, "this engine waits for no lower tier"
 
 
 @pytest.mark.slow
