@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
+import operator
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -54,48 +55,39 @@ def layout_of(tensors: dict[str, Tensor]) -> GroupLayout:
     return GroupLayout(tensors, block_count=BLOCKS, page_sizes={})
 
 
-def packed_block() -> tuple[dict[str, Tensor], np.ndarray]:
-    """All layers of a block are adjacent (block-outermost)."""
-    memory = np.zeros((BLOCKS, LAYERS, HEADS, TOKENS, 2 * SIZE), dtype=np.uint16)
-    return {f"layer.{i}": Tensor(memory[:, i]) for i in range(LAYERS)}, memory
-
-
-def keys_apart() -> tuple[dict[str, Tensor], np.ndarray]:
-    """K of all blocks is followed by V of all blocks."""
-    memory = np.zeros((LAYERS, 2, BLOCKS, TOKENS, HEADS, SIZE), dtype=np.uint16)
-    return {f"layer.{i}": Tensor(memory[i]) for i in range(LAYERS)}, memory
-
-
-def tokens_first() -> tuple[dict[str, Tensor], np.ndarray]:
-    """Heads come after tokens in memory but before them in the shape (NHD seen as HND)."""
-    memory = np.zeros((LAYERS, BLOCKS, TOKENS, HEADS, SIZE), dtype=np.uint16)
-    return {f"layer.{i}": Tensor(memory[i].transpose(0, 2, 1, 3)) for i in range(LAYERS)}, memory
-
-
-def latent() -> tuple[dict[str, Tensor], np.ndarray]:
-    """MLA has one latent vector per token and no heads."""
-    return layer_major(LAYERS, BLOCKS, TOKENS, 576)
-
-
-KNOWN = {
-    "layer-major": (lambda: layer_major(LAYERS, BLOCKS, HEADS, TOKENS, 2 * SIZE), LAYERS),
-    "block-outermost": (packed_block, 1),
-    "keys apart": (keys_apart, 2 * LAYERS),
-    "tokens first": (tokens_first, LAYERS),
-    "latent": (latent, LAYERS),
+# By name: the shape of memory, what a layer has of it, and the separate fragments of a block.
+KNOWN: dict[str, tuple[tuple[int, ...], Callable[[Any, int], Any], int]] = {
+    "layer-major": ((LAYERS, BLOCKS, HEADS, TOKENS, 2 * SIZE), operator.getitem, LAYERS),
+    # all layers of a block are adjacent
+    "block-outermost": ((BLOCKS, LAYERS, HEADS, TOKENS, 2 * SIZE), lambda all_, i: all_[:, i], 1),
+    # K of all blocks is followed by V of all blocks
+    "keys apart": ((LAYERS, 2, BLOCKS, TOKENS, HEADS, SIZE), operator.getitem, 2 * LAYERS),
+    # heads come after tokens in memory but before them in the shape (NHD seen as HND)
+    "tokens first": (
+        (LAYERS, BLOCKS, TOKENS, HEADS, SIZE),
+        lambda all_, i: all_[i].transpose(0, 2, 1, 3),
+        LAYERS,
+    ),
+    # MLA has one latent vector per token and no heads
+    "latent": ((LAYERS, BLOCKS, TOKENS, 576), operator.getitem, LAYERS),
 }
+
+
+def known(name: str) -> tuple[dict[str, Tensor], np.ndarray]:
+    shape, layer_of, _ = KNOWN[name]
+    memory = np.zeros(shape, np.uint16)
+    return {f"layer.{i}": Tensor(layer_of(memory, i)) for i in range(LAYERS)}, memory
 
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_blocks_are_written_to_the_pool_and_read_back(
     name: str, pool: Pool, server: IndexServer
 ) -> None:
-    make, pieces = KNOWN[name]
-    source_tensors, source = make()
-    target_tensors, _ = make()
+    source_tensors, source = known(name)
+    target_tensors, _ = known(name)
     fill(source)
     source_layout, target_layout = layout_of(source_tensors), layout_of(target_tensors)
-    assert len(source_layout.pieces) == pieces
+    assert len(source_layout.pieces) == KNOWN[name][2]
     assert source_layout.block_size == source.nbytes // BLOCKS
     digests = [bytes([i]) * 32 for i in range(3)]
     with KVCache(pool, namespace=name) as cache:
@@ -111,7 +103,7 @@ def test_blocks_are_written_to_the_pool_and_read_back(
 
 def test_the_same_shape_in_another_order_is_another_layout() -> None:
     heads_first, _ = layer_major(LAYERS, BLOCKS, HEADS, TOKENS, SIZE)
-    swapped, _ = tokens_first()
+    swapped, _ = known("tokens first")
     first, second = layout_of(heads_first), layout_of(swapped)
     assert [t.shape for t in heads_first.values()] == [t.shape for t in swapped.values()]
     assert first.block_size == second.block_size
