@@ -56,7 +56,8 @@ def started(command: list[Any], **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, **options)
 
 
-def result_of(child: subprocess.Popen[str]) -> dict[str, Any]:
+def result_of(child: subprocess.Popen[str], *, whole: bool = False) -> dict[str, Any]:
+    """Return the JSON on the last line of what a program prints, or on all of its lines."""
     try:
         stdout, stderr = child.communicate(timeout=1500)
     finally:
@@ -64,7 +65,7 @@ def result_of(child: subprocess.Popen[str]) -> dict[str, Any]:
     if child.returncode == 77:
         pytest.skip(stderr.strip().splitlines()[-1])
     assert child.returncode == 0, stderr[-4000:] + stdout[-4000:]
-    result: dict[str, Any] = json.loads(stdout.splitlines()[-1])
+    result: dict[str, Any] = json.loads(stdout if whole else stdout.splitlines()[-1])
     return result
 
 
@@ -129,7 +130,8 @@ def test_ctrl_c_leaves_nothing_behind(demo: Demo) -> None:
 
 def test_a_decode_engine_hits_blocks_of_a_prefill_engine(vllm_python: str) -> None:
     small = ("--model", "tiny", "--tokens", "641", "--requests", "2", "--turns", "1")
-    report = result_of(started([vllm_python, "-m", "beluga_bench.vllm.disagg", *small]))
+    disagg = started([vllm_python, "-m", "beluga_bench.vllm.disagg", *small])
+    report = result_of(disagg, whole=True)
     alone, pair = report["arms"]
     assert alone["courses"] == {"local": 2}
     assert pair["courses"] == {"remote": 2}
@@ -139,7 +141,8 @@ def test_a_decode_engine_hits_blocks_of_a_prefill_engine(vllm_python: str) -> No
 
 def test_each_turn_hits_earlier_turns_on_every_engine(vllm_python: str) -> None:
     small = ("--model", "tiny", "--tokens", "1536", "--conversations", "3", "--turns", "2")
-    report = result_of(started([vllm_python, "-m", "beluga_bench.vllm.routed", *small]))
+    routed = started([vllm_python, "-m", "beluga_bench.vllm.routed", *small])
+    report = result_of(routed, whole=True)
     assert report["found_part"] > 0.9
     assert report["after_found_part"] > 0.9
     assert report["after"]["found_in_pool"] > 0  # the survivor had not computed everything
