@@ -53,8 +53,9 @@ JOURNAL_ROOM = 1 << 16  # changes that wait for the service: 4 MiB
 BATCH_CHANGES = 4096  # per message
 PERIOD_S = 0.02  # between two polls of the changes: a poll costs as much as many changes
 IDLE_S = 1.0  # an empty message after this time reveals missed messages
-BATCHES_MAX = 10_000  # messages that a replay can repeat
-PENDING_MAX = 10_000  # messages that a subscriber has not read; further ones are dropped for it
+BATCHES_MAX = 10_000  # messages that a replay can repeat,
+BATCHES_SIZE_MAX = 16 << 20  # and their bytes; a replay of the whole table replaces older ones
+PENDING_MAX = 1_000  # messages that a subscriber has not read; further ones are dropped for it
 
 REPLAYS_MAX = 4  # that run at a time
 REQUESTS_MAX = 256  # routers that wait for their replay
@@ -336,7 +337,10 @@ class EventService:
         """Bind the endpoints and start. Raises RouterError if they cannot be bound."""
         self._epoch = self._server.stat().epoch
         self._batches: ReplayBuffer[bytes] = ReplayBuffer(
-            first=self._epoch << EPOCH_SHIFT, ring=self._settings.batches_max
+            first=self._epoch << EPOCH_SHIFT,
+            ring=self._settings.batches_max,
+            size=len,
+            size_max=BATCHES_SIZE_MAX,
         )
         self._sockets = EventSockets(self._settings)
         self._replays = Replays(self._sockets)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -156,13 +156,23 @@ class Replay(Generic[T]):
 
 
 class ReplayBuffer(Generic[T]):
-    """The last ``ring`` numbered items of a publisher, for a replay. Numbers increase by one."""
+    """The last ``ring`` numbered items of a publisher, for a replay. Numbers increase by one. With
+    ``size``, older items are dropped above ``size_max`` in all.
+    """
 
-    def __init__(self, *, first: int = 0, ring: int = RING) -> None:
+    def __init__(
+        self,
+        *,
+        first: int = 0,
+        ring: int = RING,
+        size: Callable[[T], int] | None = None,
+        size_max: int = 0,
+    ) -> None:
         if ring < 1:
             raise RouterError(f"a publisher must buffer at least one event, not {ring}")
-        self._next = first
-        self._ring: deque[T] = deque(maxlen=ring)
+        self._next, self._ring_max = first, ring
+        self._ring: deque[T] = deque()
+        self._size, self._size_max, self._sum = size, size_max, 0
 
     @property
     def next_number(self) -> int:
@@ -173,6 +183,10 @@ class ReplayBuffer(Generic[T]):
         """Append an item and return its number."""
         self._ring.append(item)
         self._next += 1
+        self._sum += self._size(item) if self._size else 0
+        while len(self._ring) > self._ring_max or self._sum > self._size_max:
+            dropped = self._ring.popleft()
+            self._sum -= self._size(dropped) if self._size else 0
         return self._next - 1
 
     def skip(self) -> None:
@@ -180,6 +194,7 @@ class ReplayBuffer(Generic[T]):
         gap.
         """
         self._ring.clear()
+        self._sum = 0
         self._next += 1
 
     def replay(self, first: int) -> Replay[T]:

@@ -333,8 +333,12 @@ class Workers:
         try:
             while True:
                 with self._running() as server:
-                    if lib.bl_function_take(server, taken) <= 0:
+                    status = lib.bl_function_take(server, taken)
+                    if status <= 0:
                         return
+                    if status == 2:
+                        self._assembly.forget(int(taken.lane), int(taken.nonce))
+                        continue
                     call = bytearray(ffi.buffer(taken.request, taken.request_size))
                 reply, status = self._answer(int(taken.lane), int(taken.nonce), call)
                 with self._running() as server:

@@ -219,6 +219,7 @@ MESSAGE_MAX = 1 << 30
 """The largest message in bytes."""
 
 _HELD_MAX = 2 << 30  # bytes of incomplete messages that a server stores
+_SHARE = 256 << 20  # bytes that each session may store, while there is room
 _IDLE_S = 30.0  # a message idle for longer may be dropped to make room
 
 
@@ -243,6 +244,7 @@ class Assembly:
         self._run, self._room = run, room - _HEAD.size
         self._lock = threading.Lock()
         self._held: dict[int, _Held] = {}  # by lane
+        self._ended: dict[int, int] = {}  # by lane: the nonce of its last session that ended
 
     def answer(self, lane: int, nonce: int, call: bytearray) -> bytes | bytearray:
         """Return the reply to a call. Raises BadRequestError for a malformed call, and QuotaError
@@ -275,6 +277,14 @@ class Assembly:
         held.data, held.done = self._run(held.data), True
         return self._more(lane, held, number, 0)
 
+    def forget(self, lane: int, nonce: int) -> None:
+        """Drop what an ended session left."""
+        with self._lock:
+            self._ended[lane] = nonce
+            held = self._held.get(lane)
+            if held is not None and held.nonce == nonce:
+                del self._held[lane]
+
     def _more(self, lane: int, held: _Held | None, number: int, at: int) -> bytes | bytearray:
         if held is None or not held.done or at > len(held.data):
             return _HEAD.pack(AGAIN, number, 0, 0)
@@ -289,23 +299,29 @@ class Assembly:
         return reply
 
     def _keep(self, lane: int, held: _Held) -> None:
-        """Store a message until its next part arrives, if there is room."""
+        """Store a message until its next part arrives, if there is room: a session may use half of
+        what others leave, and its share, so that none can refuse all others.
+        """
         now = held.used_s = time.monotonic()
         with self._lock:
             self._held.pop(lane, None)
-            if self._held_bytes() + len(held.data) > _HELD_MAX:
+            if self._ended.get(lane) == held.nonce:
+                return  # nobody fetches it
+            if len(held.data) > self._room_for_one():
                 for number, other in list(self._held.items()):
                     if now - other.used_s > _IDLE_S:
                         del self._held[number]
-            if self._held_bytes() + len(held.data) > _HELD_MAX:
+            if len(held.data) > self._room_for_one():
                 raise QuotaError(
-                    f"the server already stores {_HELD_MAX} bytes of incomplete messages; send "
-                    "less at a time, or call again later"
+                    "the incomplete messages of this server's sessions leave "
+                    f"{self._room_for_one()} bytes to this one; send less at a time, or call again "
+                    "later"
                 )
             self._held[lane] = held
 
-    def _held_bytes(self) -> int:
-        return sum(len(held.data) for held in self._held.values())
+    def _room_for_one(self) -> int:
+        free = max(0, _HELD_MAX - sum(len(held.data) for held in self._held.values()))
+        return min(free, max(_SHARE, free // 2))
 
 
 def exchange(

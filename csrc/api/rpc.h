@@ -160,8 +160,9 @@ int bl_function_open(bl_server *server);
 /* A handler that leaves the request for a thread; its context is the server. */
 int bl_function_handler(void *server, bl_call *call);
 
-/* Wait for a call. Returns 1; 0: the server is stopping; or -errno. At most BL_FUNCTION_THREADS_MAX
- * threads may wait, and each answers a call before it takes another. */
+/* Wait for a call. Returns 1; 2: the session `nonce` of `lane` has ended, which needs no answer;
+ * 0: the server is stopping; or -errno. At most BL_FUNCTION_THREADS_MAX threads may wait, and each
+ * answers a call before it takes another. */
 int bl_function_take(bl_server *server, bl_function_call *out);
 
 /* Answer a call that was taken. Returns 0, or -EINVAL: the reply is larger than bulk_size, or there

@@ -122,6 +122,7 @@ static void bl_lane_over(bl_server *server, uint32_t number, enum bl_end end)
     if (lane->state == BL_SESSION_LIVE)
         bl_live_remove(server, number);
     bl_job_end(server, lane); /* no client waits for it: its place is free for another call */
+    bl_jobs_session_ended(server, number);
     if (!inherited)
         server->hooks.ended(server->hooks.context, number, end);
     else if (end == BL_END_GONE && bl_lane_has_devices(server, number))

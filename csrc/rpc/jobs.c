@@ -87,6 +87,28 @@ void bl_job_end(const bl_server *server, bl_lane *lane)
         bl_job_clear(job);
 }
 
+void bl_jobs_session_ended(const bl_server *server, uint32_t number)
+{
+    if (server->jobs == NULL)
+        return;
+    bl_host_store(&server->jobs->ended[number], server->lanes[number].nonce);
+    (void)!write(server->jobs->wake, &(uint64_t){1}, sizeof(uint64_t));
+}
+
+/* Take the report of a session's end. Returns whether there was one. */
+static int bl_jobs_take_ended(const bl_server *server, bl_function_call *out)
+{
+    for (uint32_t number = 0; number < server->pool->geometry.lane_count; number++) {
+        uint64_t *ended = &server->jobs->ended[number];
+        uint64_t nonce = bl_host_load(ended);
+        if (nonce != 0 && bl_host_swap(ended, nonce, 0)) {
+            *out = (bl_function_call){.nonce = nonce, .lane = number};
+            return 1;
+        }
+    }
+    return 0;
+}
+
 /* Take the oldest waiting job, or return NULL. */
 static bl_job *bl_job_oldest(bl_jobs *jobs)
 {
@@ -108,10 +130,12 @@ int bl_function_open(bl_server *server)
     if (server->jobs != NULL)
         return 0;
     uint32_t count = server->pool->geometry.lane_count + BL_FUNCTION_THREADS_MAX;
-    bl_jobs *jobs = calloc(1, sizeof *jobs + count * sizeof *jobs->list);
+    bl_jobs *jobs = calloc(1, sizeof *jobs + count * sizeof *jobs->list +
+                                  server->pool->geometry.lane_count * sizeof *jobs->ended);
     if (jobs == NULL)
         return -ENOMEM;
     jobs->count = count;
+    jobs->ended = (uint64_t *)&jobs->list[count];
     jobs->wake = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
     if (jobs->wake < 0) {
         int error = errno;
@@ -132,6 +156,8 @@ int bl_function_take(bl_server *server, bl_function_call *out)
         if (read(jobs->wake, &one, sizeof one) != (ssize_t)sizeof one && errno != EINTR)
             return -errno;
         bl_job *job = bl_job_oldest(jobs);
+        if (job == NULL && bl_jobs_take_ended(server, out))
+            return 2;
         if (job == NULL)
             continue; /* the job's session has ended, or the server stops */
         *out = (bl_function_call){

@@ -42,7 +42,9 @@ typedef struct bl_jobs {
     uint64_t posted;            /* tickets issued */
     uint32_t count;
     uint32_t last;              /* index of the last free job found */
-    int wake;                   /* an eventfd that counts the waiting jobs */
+    uint64_t *ended;            /* shared, by lane: the nonce of a session that ended, until a
+                                 * thread takes it; or 0 */
+    int wake;                   /* an eventfd that counts the waiting jobs and ended sessions */
     bl_job list[];
 } bl_jobs;
 
@@ -51,6 +53,9 @@ bl_job *bl_job_done(const bl_server *server, const bl_lane *lane);
 
 /* End the lane's job: its reply was sent, or its session has ended. */
 void bl_job_end(const bl_server *server, bl_lane *lane);
+
+/* Report the end of the lane's session to a thread, which drops what it stores for it. */
+void bl_jobs_session_ended(const bl_server *server, uint32_t number);
 
 /* Wake every thread that waits for a job; a signal handler may call it. */
 void bl_jobs_wake(const bl_server *server);

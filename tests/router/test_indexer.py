@@ -547,6 +547,12 @@ def test_a_buffer_replays_its_items() -> None:
     assert buffer.replay(9) == Replay([11], 2)
     with pytest.raises(RouterError, match="at least one"):
         ReplayBuffer(ring=0)
+    of_bytes: ReplayBuffer[bytes] = ReplayBuffer(ring=100, size=len, size_max=10)
+    for size in (4, 4, 4, 2):
+        of_bytes.add(bytes(size))
+    assert of_bytes.replay(0) == Replay([bytes(4), bytes(4), bytes(2)], 1)
+    of_bytes.add(bytes(11))
+    assert of_bytes.replay(0) == Replay([], 5)
 
 
 def sent_scores(index: ApproximateIndexer, hashes: list[int], now: float) -> dict[Worker, int]:

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from numpy.typing import NDArray
 from other_machine import BULK, LANES
+from support.blocks import eventually
 from support.emulation import fewer
 
 from beluga import Client, Handlers, IndexServer, Pool, Server
@@ -267,10 +268,42 @@ def test_space_of_an_incomplete_message_is_reused(
         sender.call(FUNCTION, begun)
     with pytest.raises(QuotaError):
         client.call("length", bytes(3 * BULK))
-    monkeypatch.setattr(parts, "_IDLE_S", -1.0)
-    assert client.call("length", bytes(2 * BULK)) == 2 * BULK
+    with monkeypatch.context() as patched:
+        patched.setattr(parts, "_IDLE_S", -1.0)
+        assert client.call("length", bytes(2 * BULK)) == 2 * BULK
     for sender in clients:
+        sender.call(FUNCTION, begun)
+    for sender in clients:  # the end of a session frees its message
         sender.close()
+
+    def fits() -> bool:
+        with contextlib.suppress(QuotaError):
+            return bool(client.call("length", bytes(2 * BULK)))
+        return False
+
+    assert eventually(fits)
+
+
+def test_no_session_takes_all_space_for_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "_HELD_MAX", 1000)
+    monkeypatch.setattr(parts, "_SHARE", 100)
+    assembly = parts.Assembly(bytearray, 500)
+
+    def begin(lane: int, size: int) -> None:
+        head = parts._HEAD.pack(parts.SEND, 1, 0, 2 * size)
+        assembly.answer(lane, lane, bytearray(head + bytes(size)))
+
+    begin(1, 500)
+    with pytest.raises(QuotaError, match="leave 250 bytes to this one"):
+        begin(2, 251)
+    begin(2, 250)
+    begin(3, 125)
+    begin(4, 100)
+    with pytest.raises(QuotaError, match="leave 25 bytes"):
+        begin(5, 26)
+    assembly.forget(1, 1)
+    begin(1, 250)  # the ended session sends more, which nobody fetches
+    assert set(assembly._held) == {2, 3, 4}
 
 
 def test_a_part_without_its_predecessors_is_resent(client: Client) -> None:
