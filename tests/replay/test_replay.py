@@ -119,7 +119,7 @@ def test_a_pool_that_is_too_small_only_costs_hits(run: Run, tmp_path: Path) -> N
 
 def test_a_pool_without_room_for_tables_is_refused(run: Run, trace: Path) -> None:
     refused = run("replay", trace, "--pool-bytes", "4M")
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "give at least" in refused.stderr
     assert refused.stderr.count("\n") == 1, "nothing was read, and no bar of what never began"
 
