@@ -117,7 +117,7 @@ app = _program(
         "quota": "operate:quota",
         "drain": "operate:drain",
         "top": "top:top",
-        "dashboard": "dashboard:dashboard",
+        "dashboard": "top:dashboard",
         "put": "block:put",
         "get": "block:get",
         "explain": "block:explain_keys",

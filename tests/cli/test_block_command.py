@@ -128,12 +128,6 @@ def test_blocks_of_one_namespace_are_misses_in_another(run: Run, pool: list[str]
     assert run("get", "key", *pool, "--namespace", "one").stdout == "bytes"
 
 
-def test_an_empty_file_is_refused(run: Run, pool: list[str]) -> None:
-    refused = run("put", "key", "-", *pool)
-    assert refused.returncode == 1
-    assert "is empty" in refused.stderr
-
-
 def test_a_file_larger_than_any_block_is_refused(run: Run, pool: list[str], tmp_path: Path) -> None:
     path = tmp_path / "large"
     with path.open("wb") as file:

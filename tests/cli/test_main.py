@@ -41,20 +41,6 @@ def test_the_library_needs_no_tools(module: str) -> None:
     assert python(without + f"import beluga, beluga.{module}").returncode == 0
 
 
-@pytest.mark.parametrize("arguments", [["no-such-command"], ["ping", "--no-such-option"], []])
-def test_invalid_arguments_are_a_usage_error(run: Run, arguments: list[str]) -> None:
-    refused = run(*arguments)
-    assert refused.returncode == 2
-    assert "Traceback" not in refused.stderr
-
-
-def test_an_error_of_the_system_is_one_line(run: Run, pool: list[str], tmp_path: Path) -> None:
-    refused = run("put", "key", tmp_path / "nothing", *pool)
-    assert refused.returncode == 1
-    assert refused.stderr.count("\n") == 1
-    assert "No such file" in refused.stderr
-
-
 def test_a_lack_of_memory_is_one_line(pool: list[str]) -> None:
     """numpy raised MemoryError for a table that was as large as an option demanded."""
     code = (

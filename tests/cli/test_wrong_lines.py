@@ -121,6 +121,33 @@ TABLE = [
     ("serve --events tcp://a:1 --events-replay foo", 2, "'foo' is not an endpoint"),
     ("serve --events tcp://a:1 --events-replay tcp://a:1", 2, "cannot both be at tcp://a:1"),
     # Options that need others
+    ("serve --disk /a", 2, "--disk-bytes"),
+    ("serve --events-replay tcp://a:1", 2, "need each other; give both"),
+    ("serve --events-form json", 2, "--events-form is json; give vllm or dynamo"),
+    *(
+        (f"serve --hint-budget={text}", 2, f"--hint-budget is '{text}'; give a part of each share")
+        for text in ("101%", "-1", "a", "", "0.25.1", "1e1", "acme=25%", "nan")
+    ),
+    *(
+        (f"{command} {option}", 2, "need a trace; name one")
+        for command in ("simulate", "replay")
+        for option in ("--format=azure", "--time-unit=s", "--block-tokens=16", "--rate=2")
+    ),
+    *(
+        (f"prefill-worker --engine {engine} --queue pool --name m", 2, "http://HOST:PORT")
+        for engine in ("foo", "localhost:8000", "http://", "ftp://a:1")
+    ),
+    ("get k --pool POOL --json", 2, "--json needs a FILE"),
+    ("trace --pool POOL --follow --before", 2, "--follow excludes"),
+    ("verify --pool POOL --peer", 2, "--role"),
+    ("verify --pool POOL --peer --role c", 2, "--role"),
+    ("verify --pool POOL --role a", 2, "--peer"),
+    ("bench everything", 2, "no benchmark 'everything'"),
+    ("bench rpc --out page.html", 2, "add report"),
+    ("quota --pool POOL --set pins", 2, "give a whole number"),
+    ("quota --pool POOL --set pins=-1", 2, "give a whole number"),
+    (f"quota --pool POOL --set pins={1 << 32}", 2, "must be from 0 to 4294967295"),
+    ("quota --pool POOL --set bytes=many", 2, "many"),
     ("serve --watch", 2, "--watch needs --standby"),
     ("serve --offload wait", 2, "--disk or --remote"),
     ("replay --admission sketch", 2, "--disk or --remote"),
@@ -137,6 +164,12 @@ TABLE = [
     # No server
     ("ping --pool POOL --timeout 1", 1, "no server answers on this pool; start one with"),
     ("stat --pool POOL", 1, "start one with 'beluga serve'"),
+    ("get k --pool POOL", 1, "no server answers on this pool"),
+    ("trace --pool POOL", 1, "trace does not exist"),
+    ("top --pool POOL --once", 1, "start 'beluga serve'"),
+    ("quota --pool POOL --set pins=1", 1, "no server of this pool runs on this host"),
+    ("drain --pool POOL", 1, "no server of this pool runs on this host"),
+    ("put --pool POOL k /dev/null", 1, "is empty"),
     ("stop --pool POOL", 1, "no server was started here with --detach"),
 ]
 
