@@ -574,9 +574,9 @@ def test_an_image_counts_as_about_its_tokens_not_as_its_bytes() -> None:
 
 
 def test_a_continued_conversation_has_the_prefix_of_the_former() -> None:
-    asked = [{"role": "user", "content": "hello there"}]
+    question = [{"role": "user", "content": "hello there"}]
     short, longer = (
         parse_request("/v1/completions", json.dumps({"messages": messages}).encode()).tokens
-        for messages in (asked, [*asked, {"role": "assistant"}])
+        for messages in (question, [*question, {"role": "assistant"}])
     )
     assert list(short[:-1]) == list(longer[: len(short) - 1])

@@ -280,7 +280,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         "the slowest connection is closed",
         f"{_ATTACKS}::test_clients_that_do_not_read_do_not_block_others",
         Cell(
-            "a replay ends after 10 s; at most 10,000 messages wait",
+            "a replay ends after 10 s; at most 1,000 messages wait",
             f"{_SOCKETS}::test_a_subscriber_that_does_not_read_has_a_bounded_queue",
         ),
         _CONNECTS,

@@ -555,7 +555,7 @@ ESTIMATOR = CostEstimator(costs=COSTS, bytes_per_s=100, step_tokens=10_000)
 LEARNED = Usual(blocks=20.0, on_device=0.0, ended=1_000_000, decode_s=8.0)
 
 
-def asked(blocks: int = 20, usual: Usual = LEARNED) -> Query:
+def query_of(blocks: int = 20, usual: Usual = LEARNED) -> Query:
     hashes = tuple(range(blocks))
     return Query(10 * blocks, 10, hashes, hashes, usual=usual)
 
@@ -571,7 +571,7 @@ def least_cost(
     state: Candidate, requested: Query | None = None, *, others: Sequence[Candidate] = ()
 ) -> float:
     """Return the cost of a worker that is chosen because all others have much to compute."""
-    return LeastCost(estimator=ESTIMATOR).choose(requested or asked(), [state, *others]).cost
+    return LeastCost(estimator=ESTIMATOR).choose(requested or query_of(), [state, *others]).cost
 
 
 def crowded(number: int, new: int = 20, **load: float) -> Candidate:
@@ -635,7 +635,7 @@ def test_space_that_is_free_now_may_be_used_by_later_requests() -> None:
         usual = Usual(20.0, 0.0, 1_000_000, 8.0, change**2)
         state = at_worker(0, new=10, kv_active_blocks=70)
         expected = 0.202 + delay(30, 10, 1, change) / 3
-        assert least_cost(state, asked(usual=usual), others=[crowded(1)]) == pytest.approx(
+        assert least_cost(state, query_of(usual=usual), others=[crowded(1)]) == pytest.approx(
             expected, 1e-4
         )
     assert delay(30, 10, 1, 30.0) > 1.2 * delay(30, 10, 1)
@@ -649,7 +649,7 @@ def test_the_change_of_space_is_derived_before_any_request_has_ended() -> None:
         state = at_worker(0, new=10, kv_active_blocks=50, active_requests=runs)
         change = math.sqrt(4 / 3 * 50**2 / runs)
         others_s = delay(50, 10, 1 + runs / 2, change) / 3 * answer_s / 8.0
-        cost_s = least_cost(state, asked(usual=fresh), others=[crowded(1)])
+        cost_s = least_cost(state, query_of(usual=fresh), others=[crowded(1)])
         assert cost_s == pytest.approx(0.203 + others_s, rel=1e-4)
 
 
@@ -679,7 +679,9 @@ def test_copies_run_during_earlier_prefills() -> None:
 def test_a_copy_costs_the_hits_that_it_evicts() -> None:
     reused = Usual(20.0, 15.0, 1_000_000, 8.0)
     state = at_worker(0, Overlap(shared=10))
-    assert least_cost(state, asked(usual=reused)) - least_cost(state) == pytest.approx(0.75 * 1.0)
+    assert least_cost(state, query_of(usual=reused)) - least_cost(state) == pytest.approx(
+        0.75 * 1.0
+    )
 
 
 def test_a_request_that_does_not_fit_waits_until_blocks_are_free() -> None:
@@ -700,7 +702,9 @@ def test_the_reported_count_of_a_worker_includes_output_blocks() -> None:
 
 def test_the_decode_time_is_assumed_before_any_request_has_ended() -> None:
     crowded = at_worker(0, active_decode_blocks=95, active_requests=1)
-    assert least_cost(crowded, asked(usual=Usual())) > ESTIMATOR.answer_s() == pytest.approx(1.024)
+    assert (
+        least_cost(crowded, query_of(usual=Usual())) > ESTIMATOR.answer_s() == pytest.approx(1.024)
+    )
 
 
 def test_a_prefix_that_a_running_request_holds_needs_no_more_hbm() -> None:
