@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The primitives on buffers, by every path of this CPU."""
+"""The primitives on buffers, by every path of this CPU: copies, flushes and their addresses,
+CRC-32C.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paths import CRC_PATHS
 
 from beluga import coherence
 from beluga._ffi import lib
+
+# ---- The primitives on buffers, by every path of this CPU.
+
 
 PLAINEST = "stnp" if platform.machine() == "aarch64" else "sse2"
 
@@ -170,3 +178,129 @@ def test_unknown_choice_in_the_environment_is_refused(variable: str) -> None:
 def test_every_feature_has_its_name() -> None:
     bits = [getattr(lib, name) for name in dir(lib) if name.startswith("BL_CPU_")]
     assert set(bits) == set(coherence._FEATURES.values())
+
+
+# ---- CRC-32C: published values, and every path against every other.
+
+
+# RFC 3720, B.4, and the check value of the catalogues.
+PUBLISHED = [
+    (b"", 0),
+    (b"123456789", 0xE3069283),
+    (bytes(32), 0x8A9136AA),
+    (b"\xff" * 32, 0x62A8AB43),
+    (bytes(range(32)), 0x46DD794E),
+    (bytes(reversed(range(32))), 0x113FDB5C),
+]
+
+
+@pytest.mark.parametrize(("data", "value"), PUBLISHED)
+def test_checksums_match_published_values(crc_path: str, data: bytes, value: int) -> None:
+    assert coherence.crc32c(data) == value
+
+
+def by_bits(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+@pytest.mark.parametrize(
+    "size", [1, 7, 8, 255, 256, 257, 319, 320, 383, 384, 400, 3071, 3072, 7001]
+)
+def test_checksums_match_the_bitwise_definition(crc_path: str, size: int) -> None:
+    data = bytes(i * 7 % 251 for i in range(size))
+    assert coherence.crc32c(data) == by_bits(data)
+
+
+@given(
+    st.binary(max_size=600).flatmap(lambda seed: st.just((seed * 16)[:9000])),
+    st.integers(0, 63),
+    st.integers(0, 9000),
+)
+def test_all_paths_return_the_same_checksum_and_can_continue_one(
+    data: bytes, start: int, cut: int
+) -> None:
+    data, before = data[start:], lib.bl_cpu_features()
+    values = set()
+    try:
+        for mask, _ in CRC_PATHS.values():
+            lib.bl_cpu_limit(mask)
+            values.add(coherence.crc32c(data))
+            values.add(coherence.crc32c(data[cut:], coherence.crc32c(data[:cut])))
+    finally:
+        lib.bl_cpu_limit(before)
+    assert len(values) == 1
+
+
+# ---- A flush flushes its argument's address: on an inaccessible page, the fault has this
+# address. On a coherent machine nothing else distinguishes a correct flush from one of another
+# address, such as that of the pointer.
+
+
+PROGRAM = """
+import ctypes, mmap, os, sys
+from beluga._ffi import ffi, lib
+
+choice, offset, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+page = libc.mmap(None, ctypes.c_size_t(4096), 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1,
+                 ctypes.c_long(0))
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+def caught(number, info, context):
+    address = ctypes.c_uint64.from_address(info + 16).value  # siginfo_t.si_addr
+    os.write(1, str(address - page).encode())
+    os._exit(0)
+
+SA_SIGINFO, SIGSEGV = 4, 11
+action = (ctypes.c_uint64 * 32)(ctypes.cast(caught, ctypes.c_void_p).value)
+ctypes.c_int.from_buffer(action, 8 + 128).value = SA_SIGINFO  # handler, mask, flags
+libc.sigaction(SIGSEGV, action, None)
+
+lib.bl_cpu_limit(int(sys.argv[4]))
+address = ffi.cast("void *", page + offset)
+if choice == "copy":
+    lib.bl_ntstore_copy(address, ffi.from_buffer(bytes(size)), size)
+else:
+    getattr(lib, choice)(address, size)
+os.write(1, b"no fault")
+"""
+
+
+def fault_of(choice: str, offset: int, size: int, mask: int) -> str:
+    command = [sys.executable, "-c", PROGRAM, choice, str(offset), str(size), str(mask)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.skipif(
+    platform.machine() == "aarch64",
+    reason="qemu-user's dc touches no memory; test_instructions.py has its addresses",
+)
+@pytest.mark.parametrize("choice", ["bl_flush", "bl_drop"])
+@pytest.mark.parametrize("offset", [0, 64, 1000, 4095])
+def test_a_flush_faults_at_its_argument(flush_path: str, choice: str, offset: int) -> None:
+    fault = int(fault_of(choice, offset, 1, lib.bl_cpu_features()))
+    assert fault // 64 == offset // 64
+
+
+@pytest.mark.skipif(
+    platform.machine() == "aarch64",
+    reason="qemu-user's dc touches no memory; test_instructions.py has its addresses",
+)
+@pytest.mark.parametrize("choice", ["bl_flush", "bl_drop"])
+def test_an_empty_flush_touches_no_line(flush_path: str, choice: str) -> None:
+    assert fault_of(choice, 100, 0, lib.bl_cpu_features()) == "no fault"
+
+
+@pytest.mark.skipif(
+    platform.machine() == "aarch64",
+    reason="qemu-user's dc touches no memory; test_instructions.py has its addresses",
+)
+def test_copy_stores_at_the_given_address(copy_path: str) -> None:
+    fault = int(fault_of("copy", 128, 64, lib.bl_cpu_features()))
+    assert 128 <= fault < 192

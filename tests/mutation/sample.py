@@ -48,7 +48,7 @@ FOLDERS: dict[str, str] = {
     "rpc": "rpc index/test_operate.py crash/test_kills.py cli/test_serve_command.py",
     "simulate": "simulate cli/test_simulate_command.py",
     "transfer": "transfer kvcache",
-    "verify": "verify cli/test_verify_command.py sim/test_verify.py",
+    "verify": "verify cli/test_verify_command.py sim/test_device_agent.py",
 }
 # The same for C, by a prefix of a file's path in csrc/; the longest prefix counts.
 C_FOLDERS: dict[str, str] = {
@@ -72,7 +72,7 @@ C_FOLDERS: dict[str, str] = {
     "rpc": "rpc index crash sim",
     "space": "index models kvcache sim/test_paths.py crash",
     "transfer": "transfer kvcache",
-    "verify": "cli/test_verify_command.py sim/test_verify.py",
+    "verify": "cli/test_verify_command.py sim/test_device_agent.py",
 }
 
 

@@ -103,7 +103,7 @@ def name_of(site: Site) -> Name:
 
 def protocol_sites() -> list[Site]:
     """Return the sites of protocol files: all but the simulator's scenarios, ``beluga verify``,
-    which tests the memory and is tested in test_verify.py, and ``pool check``, which only reads.
+    which tests the memory (test_device_agent.py tests it), and ``pool check``, which only reads.
     """
     return [site for site in sites() if not site.file.startswith(NO_PROTOCOL)]
 

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Each path of the protocol passes in the simulator, and fails if a verb is omitted."""
+"""Each path of the protocol passes in the simulator, takeovers and stalled writers included, and
+fails if a verb is omitted.
+"""
 
 from __future__ import annotations
 
 import pytest
 from simulator import caught, failures, play, site, total
 from support.emulation import FULL, fewer
+
+# ---- Each path of the protocol passes in the simulator, and fails if a verb is omitted.
+
 
 SEEDS = 100
 RUNS = SEEDS if FULL else fewer(40)
@@ -72,11 +77,37 @@ MUTANTS = {
         ("bl_checksums_read", "fetch", 0),
         ("bl_entry_look", "load_line", 0),
     ),
+    "elect": (
+        ("bl_candidate_write", "fence_full", 0),  # written before the others are read
+        ("bl_candidates_read", "invalidate", 0),
+        ("bl_candidates_read", "fence_full", 0),
+        ("bl_ballot", "verify", 0),  # a greater ballot was started
+        ("bl_ballot", "verify", 1),  # an owner was accepted before
+    ),
+    "watch": (
+        ("bl_watch_silent", "invalidate", 0),  # a heartbeat is read from memory
+    ),
+    "rivals": (
+        ("bl_takeover_publish", "fence_full", 0),  # the successor's fence
+        # the predecessor's fence for marks, cleared entries and sessions
+        ("bl_register_read", "fence_full", 0),
+        ("bl_takeover_inherit", "invalidate", 0),
+        ("bl_takeover_inherit", "fence_full", 0),
+        ("bl_lobby_look", "verify", 1),  # check that the request is for this server
+        ("bl_server_still", "verify", 0),  # the server that ignores a newer epoch
+    ),
+    "takeover": (
+        ("bl_recover_entries", "stream_line", 0),
+        ("bl_housekeeping_write", "stream_line", 0),
+    ),
 }
 
 
+TAKEOVERS = {"elect", "watch", "rivals", "takeover"}
+
+
 @pytest.mark.parametrize("coherent", [False, True])
-@pytest.mark.parametrize("path", MUTANTS)
+@pytest.mark.parametrize("path", [path for path in MUTANTS if path not in TAKEOVERS])
 def test_the_path_is_correct_with_any_cache_behavior(path: str, coherent: bool) -> None:
     runs = [play(path, seed, coherent=coherent) for seed in range(RUNS)]
     assert failures(runs) == []
@@ -117,9 +148,43 @@ def test_the_path_never_returns_wrong_bytes_under_faults(path: str) -> None:
 )
 def test_a_path_without_one_verb_fails(path: str, mutant: tuple[str, str, int]) -> None:
     number = site(*mutant)
-    assert any(caught(path, number, seeds=SEEDS, coherent=kind) for kind in (False, True))
+    seeds = 3 * SEEDS if path in TAKEOVERS else SEEDS
+    assert any(caught(path, number, seeds=seeds, coherent=kind) for kind in (False, True))
 
 
 def test_recovery_survives_the_deaths_of_its_servers() -> None:
     runs = [play("recovery", seed) for seed in range(RUNS)]
     assert total(runs, "deaths") > RUNS
+
+
+# ---- Servers elect, depose and replace each other in the simulator, with writers that are
+# falsely considered dead.
+
+
+TAKEOVER_SEEDS = 15
+TAKEOVER_RUNS = fewer(TAKEOVER_SEEDS)
+ELECTIONS = fewer(150)
+
+
+@pytest.mark.parametrize("coherent", [False, True])
+@pytest.mark.parametrize(
+    "scenario", ["takeover", "watch", "rivals", "zombies", "tasks", "tasks_rivals"]
+)
+def test_stalled_servers_and_writers_do_no_harm(scenario: str, coherent: bool) -> None:
+    runs = [play(scenario, seed, coherent=coherent) for seed in range(TAKEOVER_RUNS)]
+    assert failures(runs) == []
+    assert total(runs, "results") >= TAKEOVER_RUNS
+
+
+@pytest.mark.parametrize("coherent", [False, True])
+def test_an_epoch_has_one_owner_whichever_candidates_die(coherent: bool) -> None:
+    runs = [play("elect", seed, coherent=coherent) for seed in range(ELECTIONS)]
+    assert failures(runs) == []
+    assert total(runs, "results") > ELECTIONS
+    assert total(runs, "deaths") > ELECTIONS / 4
+
+
+def test_servers_die_while_they_take_over_several_in_a_row() -> None:
+    runs = [play("takeover", seed) for seed in range(TAKEOVER_RUNS)]
+    assert failures(runs) == []
+    assert total(runs, "deaths") > 4 * TAKEOVER_RUNS

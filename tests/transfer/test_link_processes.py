@@ -4,60 +4,156 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
+import random
+import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from beluga_bench.system.throttlers import Queue
-from link_process import PIECE, RATE, SLOW
+from support import role
 from support.emulation import long
+from support.role import reply
 
 from beluga._ffi import lib
 from beluga.errors import TransferError
 from beluga.pool import Pool
-from beluga.transfer import Direction, Link, LinkSettings, Speed, TransferClass
+from beluga.transfer import (
+    CpuEngine,
+    Direction,
+    IoHandle,
+    Link,
+    LinkSettings,
+    Plan,
+    Speed,
+    TransferClass,
+    plan_blocks,
+)
 from beluga.transfer.link import LinkDirection, share
+
+RATE = 64 << 20
+PIECE = 64 << 10
+BLOCK = 4 * PIECE
+SLOW = LinkSettings(
+    read=Speed(RATE),
+    write=Speed(RATE),
+    piece_size=PIECE,
+    shares=(8, 4, 1, 1),
+)
+
 
 WAIT_S = 120
 S = 10**9
-PROGRAM = Path(__file__).with_name("link_process.py")
-
-Start = Callable[..., "subprocess.Popen[str]"]
 
 
-@pytest.fixture
-def process() -> Iterator[Start]:
-    started: list[subprocess.Popen[str]] = []
+def hammer(direction: LinkDirection, seed: int) -> None:
+    """Push, poll, cancel and complete in an endless loop."""
+    rng = random.Random(seed)
+    queue = Queue(direction, now_ns=time.monotonic_ns())
+    waiting: list[int] = []
+    flying: list[int] = []
+    number = 0
+    while True:
+        if len(waiting) < 4:
+            number += 1
+            tokens = rng.randrange(1, int(direction.handle.bucket.limit))
+            now = time.monotonic_ns()
+            waiting.append(queue.push(rng.randint(1, 4), tokens, number, now_ns=now))
+        if rng.random() < 0.1:
+            victim = waiting.pop(rng.randrange(len(waiting)))
+            queue.cancel(victim)
+        admitted = queue.poll(time.monotonic_ns())
+        if admitted is not None:
+            waiting.remove(admitted.handle)
+            flying.append(admitted.handle)
+        if flying and (admitted is None or rng.random() < 0.5):
+            queue.complete(flying.pop(rng.randrange(len(flying))), time.monotonic_ns())
+        if rng.random() < 0.1:
+            queue.rest()
 
-    def start(*arguments: object) -> subprocess.Popen[str]:
-        child = subprocess.Popen(
-            [sys.executable, PROGRAM, *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        started.append(child)
-        return child
 
-    yield start
-    for child in started:
-        child.kill()
-        child.communicate()
+def child(direction: LinkDirection, seed: int) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            hammer(direction, seed)
+        finally:
+            os._exit(1)
+    return pid
 
 
-def read_line(child: subprocess.Popen[str]) -> dict[str, Any]:
-    assert child.stdout is not None
-    line = child.stdout.readline()
-    assert line, "the process ended"
-    answer: dict[str, Any] = json.loads(line)
-    return answer
+def kill(directory: str, name: str, capped: bool, rounds: int, seed: int) -> None:
+    """Three processes share a link, and are killed one after the other."""
+    rng = random.Random(seed)
+    settings = LinkSettings(read=Speed(1 << 30), write=Speed(1 << 30), capped=capped)
+    link = Link(name, settings, directory=Path(directory))
+    direction = link.directions[Direction.READ]
+    alive = [child(direction, number) for number in range(3)]
+    for number in range(rounds):
+        time.sleep(rng.random() * 0.01)
+        victim = alive.pop(rng.randrange(len(alive)))
+        os.kill(victim, signal.SIGKILL)
+        os.waitpid(victim, 0)
+        alive.append(child(direction, 3 + number))
+    time.sleep(0.02)
+    used = int(direction.handle.used)
+    for victim in alive:
+        os.kill(victim, signal.SIGKILL)
+        os.waitpid(victim, 0)
+    reply(json.dumps({"used": used, "reaped": int(direction.handle.reaped)}))
+
+
+def plan_of(pool: Pool, offset: int, size: int) -> tuple[np.ndarray, Plan]:
+    memory = np.ones(size, np.uint8)
+    fragments = memory.ctypes.data + np.arange(0, size, PIECE)
+    sizes = np.full(size // PIECE, PIECE)
+    offsets = np.array([offset], np.uint64)
+    plan = plan_blocks(
+        fragments.astype(np.uint64)[None, :], sizes, offsets, chunk_size=PIECE, owners=(memory,)
+    )
+    return memory, dataclasses.replace(
+        plan, checksums=None
+    )  # the bytes that are read were never written
+
+
+def flood(directory: str, name: str, paths: list[str], kind: str, stripe: int) -> None:
+    """Read 2 MiB again and again, in a class, until the input ends."""
+    with Pool.open(paths) as pool:
+        first = -(-pool.geometry.data_offset // BLOCK) * BLOCK + stripe * (2 << 20)
+        _, plan = plan_of(pool, first, 2 << 20)
+        at = IoHandle(Link(name, SLOW, directory=Path(directory)))
+        engine = CpuEngine(pool, 1, handle=at, read=TransferClass[kind])
+        os.set_blocking(sys.stdin.fileno(), False)
+        reply("ready")
+        while sys.stdin.buffer.raw.read(1) != b"":
+            engine.scatter_read(plan).wait()
+        at.close()
+
+
+def onboard(directory: str, name: str, paths: list[str], count: int) -> None:
+    """Read a block at a time, with pauses, and print how long each took."""
+    with Pool.open(paths) as pool:
+        first = -(-pool.geometry.data_offset // BLOCK) * BLOCK
+        _, plan = plan_of(pool, first, BLOCK)
+        at = IoHandle(Link(name, SLOW, directory=Path(directory)))
+        engine = CpuEngine(pool, 1, handle=at)
+        took = []
+        for _ in range(count):
+            time.sleep(0.01)
+            start = time.monotonic()
+            engine.scatter_read(plan).wait()
+            took.append(time.monotonic() - start)
+        at.close()
+        reply(json.dumps(took))
 
 
 PIDS = Path("/proc/self/ns/pid").stat().st_ino
@@ -91,8 +187,8 @@ def drain(direction: LinkDirection, *, start_ns: int) -> int:
 
 
 @pytest.mark.parametrize("capped", [True, long(False)])
-def test_killed_processes_leak_no_tokens(shm: Path, process: Start, capped: bool) -> None:
-    answer = read_line(process("kill", shm, "killed", int(capped), 60, 7))
+def test_killed_processes_leak_no_tokens(shm: Path, capped: bool) -> None:
+    answer = json.loads(role.run(kill, shm, "killed", capped, 60, 7).stdout)
     link = Link("killed", directory=shm)
     direction = link.directions[Direction.READ]
     assert answer["used"] > 0
@@ -207,20 +303,21 @@ def test_the_number_of_members_of_a_link_is_bounded() -> None:
 
 
 @pytest.fixture
-def paths(shm: Path) -> str:
+def paths(shm: Path) -> list[Path]:
     names = [shm / "a", shm / "b"]
     Pool.create(names, device_size=32 << 20).close()
-    return ":".join(map(str, names))
+    return names
 
 
-def test_two_processes_share_a_link_by_their_classes(shm: Path, paths: str, process: Start) -> None:
+def test_two_processes_share_a_link_by_their_classes(shm: Path, paths: list[Path]) -> None:
     """Shares are 8 to 1; with round robin the bytes would be 1 to 1."""
-    floods = [
-        process("flood", shm, "shared", paths, kind, stripe)
-        for stripe, kind in enumerate(("ONBOARD", "OFFLOAD"))
-    ]
-    for flood in floods:
-        read_line(flood)
+    with contextlib.ExitStack() as stack:
+        for stripe, kind in enumerate(("ONBOARD", "OFFLOAD")):
+            stack.enter_context(role.Process(flood, shm, "shared", paths, kind, stripe))
+        assert_shares(shm)
+
+
+def assert_shares(shm: Path) -> None:
     link = Link("shared", directory=shm)
     assert link.settings == SLOW
     kinds = (TransferClass.ONBOARD, TransferClass.OFFLOAD)
@@ -238,17 +335,16 @@ def test_two_processes_share_a_link_by_their_classes(shm: Path, paths: str, proc
 
 
 def test_an_onboard_does_not_wait_for_another_processs_offloads(
-    shm: Path, paths: str, process: Start
+    shm: Path, paths: list[Path]
 ) -> None:
     """8 MiB of them are always queued, which is 1/8 s; a block alone takes 4 ms."""
-    flood = process("flood", shm, "ordered", paths, "OFFLOAD", 1)
-    read_line(flood)
     medians = []
-    for _ in range(4):  # see above
-        took = read_line(process("onboard", shm, "ordered", paths, 30))["took"]
-        medians.append(statistics.median(took))
-        if medians[-1] < 0.06:
-            break
+    with role.Process(flood, shm, "ordered", paths, "OFFLOAD", 1):
+        for _ in range(4):  # see above
+            took = json.loads(role.run(onboard, shm, "ordered", paths, 30).stdout)
+            medians.append(statistics.median(took))
+            if medians[-1] < 0.06:
+                break
     assert min(medians) < 0.06
     assert Link("ordered", directory=shm).bytes_of(TransferClass.OFFLOAD)[0] > 0
 
