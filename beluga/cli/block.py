@@ -114,10 +114,10 @@ def _fetch(cache: KVCache, key: str) -> bytes | None:
     from beluga.index import IndexClient
 
     index, keys = IndexClient(cache.client), cache.keys([digest(key)])
-    hits = index.lookup(keys).hits
+    hits = index.lookup(keys, peek=True).hits
     if not hits and cache.onboard([digest(key)]):
         cache.onboard([digest(key)], wait_s=_ONBOARD_S)
-        hits = index.lookup(keys).hits
+        hits = index.lookup(keys, peek=True).hits
     data = bytearray(hits[0].length) if hits else bytearray()
     return bytes(data) if hits and cache.get([digest(key)], [data]).hits else None
 
@@ -385,7 +385,7 @@ def _remove(cache: KVCache, name: bytes) -> list[str]:
 
     index, key = IndexClient(cache.client), cache.keys([name])
     below = int(index.tiers(key)[0]) & ~1 != 0
-    unknown = not below and index.lookup(key).state == BlockState.BELOW
+    unknown = not below and index.lookup(key, peek=True).state == BlockState.BELOW
     removed_from = ["pool"] if cache.remove([name]) else []
     return removed_from + ["lower tier"] * below + ["unknown"] * (unknown and not removed_from)
 

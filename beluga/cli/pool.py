@@ -343,10 +343,10 @@ def check(
         for name in facts.get("names", ()):
             print_note(" ".join(f"{what} {value}" for what, value in name.items()))
     if report.finding_count:
-        raise PoolError(
-            f"the check has {report.finding_count} findings; damaged blocks read as misses; use "
-            "--repair to drop them"
-        )
+        mend = "damaged blocks read as misses; use --repair to drop them"
+        if all(finding.startswith("superblock-") for finding in report.findings):
+            mend = "use the Beluga that made the pool, or beluga pool create --force PATH..."
+        raise PoolError(f"the check has {report.finding_count} findings; {mend}")
 
 
 def _names(pool: Pool, half: int) -> list[dict[str, int | str | None]]:

@@ -148,11 +148,14 @@ class IndexClient(SessionCalls):
         super().__init__(client)
         self._state = ffi.new("uint32_t *")  # output of lookups; guarded by the client's lock
 
-    def lookup(self, keys: NDArray[np.uint64], *, pin: bool = False) -> Lookup:
+    def lookup(
+        self, keys: NDArray[np.uint64], *, pin: bool = False, peek: bool = False
+    ) -> Lookup:
         """Find the leading keys that are committed. With ``pin`` they are pinned until
-        :meth:`release`.
+        :meth:`release`; with ``peek`` this counts in no figure, and not as a use of the blocks.
         """
-        words, key_count, flags = _words(keys), len(keys), lib.BL_LOOKUP_PIN if pin else 0
+        words, key_count = _words(keys), len(keys)
+        flags = (lib.BL_LOOKUP_PIN if pin else 0) | (lib.BL_LOOKUP_PEEK if peek else 0)
         records = ffi.new("bl_block_record[]", key_count)
         with self._client.lock:
             session, state = self._client.session, self._state

@@ -115,7 +115,7 @@ def explain(client: Client, namespace: Namespace, digests: Sequence[bytes]) -> l
     found, now = [], table.now
     lost = index.removal_reasons(np.array(keys, np.uint64).reshape(-1, 2))
     for at, (key, digest) in enumerate(zip(keys, digests, strict=True)):
-        state = index.lookup(np.array([key], np.uint64)).state
+        state = index.lookup(np.array([key], np.uint64), peek=True).state
         there = [o for o in known if o.fingerprint in others and others[o.fingerprint][at] in now]
         if state == BlockState.HIT:
             cause, text = _hit(client, namespace, digest, table.now.get(key))

@@ -232,7 +232,8 @@ int64_t bl_names_read(const bl_pool *pool, uint32_t half, uint32_t *first, uint3
 
 /* Look up the leading keys that are committed. Returns their number, with a record each; *state is
  * the bl_block_state of the first key that is not a hit. With BL_LOOKUP_PIN the hits are pinned
- * until released. */
+ * until released; with BL_LOOKUP_PEEK the call counts in no figure, and not as a use of the
+ * blocks. */
 int64_t bl_lookup(bl_session *session, const uint64_t *keys, uint32_t count, uint32_t flags,
                   bl_block_record *records, uint32_t *state, uint64_t timeout_ns);
 

@@ -291,7 +291,10 @@ enum bl_method {
     BL_METHOD_USER = 64
 };
 
-enum bl_lookup_flag { BL_LOOKUP_PIN = 1 };
+enum bl_lookup_flag {
+    BL_LOOKUP_PIN = 1,
+    BL_LOOKUP_PEEK = 2          /* counts as no lookup and no use */
+};
 
 enum bl_reserve_flag {
     BL_RESERVE_KEPT = 1,        /* a task; its fingerprint identifies the queue */

@@ -163,7 +163,9 @@ int bl_handle_lookup(void *context, bl_call *call)
     if (keys == NULL || !bl_index_fits(call, head.count))
         return -BL_ERROR_BAD_REQUEST;
     uint32_t hits = bl_lookup_chain(index, keys, head.count, call, &state);
-    index->stat.lookup_count += head.count;
+    int counts = !(head.flags & BL_LOOKUP_PEEK);
+    if (counts)
+        index->stat.lookup_count += head.count;
     bl_crash_point("lookup.found");
     const uint8_t *records = call->reply + sizeof(bl_block_reply);
     if (head.flags & BL_LOOKUP_PIN)
@@ -176,10 +178,12 @@ int bl_handle_lookup(void *context, bl_call *call)
                 state = BL_BLOCK_MISS;
             }
         }
-    index->hits.records = records;
-    index->hits.count = hits;
-    index->server->deferred = 1;
-    index->stat.hit_count += hits;
+    if (counts) {
+        index->hits.records = records;
+        index->hits.count = hits;
+        index->server->deferred = 1;
+        index->stat.hit_count += hits;
+    }
     bl_crash_point("lookup.pinned");
     bl_index_reply(call, hits, state, hits);
     return 0;

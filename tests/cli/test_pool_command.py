@@ -272,11 +272,14 @@ def test_a_check_shows_what_it_found_and_fails(
     assert "findings" in shown.stdout and "finding_count" not in shown.stdout
     assert "torn" not in shown.stdout
     assert isinstance(beluga("pool", "check", "--payload", "--json").exception, PoolError)
+    report.findings = ["superblock-format a: a Beluga with other structs made it"] * 2
+    assert "use the Beluga that made the pool" in str(beluga("pool", "check").exception)
     report.finding_count = 0
     assert beluga("pool", "check", "--pool", "p").exit_code == 0
     assert did == [
         (([Path("/a"), Path("/b")],), {}),
         (([Path("/a"), Path("/b")],), {"payload": True, "admission": scrub_admission}),
+        (([Path("/a"), Path("/b")],), {}),
         ((["p"],), {}),
     ]
 

@@ -43,6 +43,15 @@ def test_a_new_key_is_granted_committed_and_found(index: IndexClient, pool: Pool
     assert (hit.offset, hit.length, hit.generation) == (grant.offset, MIB, grant.generation)
 
 
+def test_a_peek_counts_in_no_figure(index: IndexClient) -> None:
+    index.commit(index.reserve(keys([1]), length=MIB))
+    index.lookup(keys([1, 2]))
+    before = index.stat()
+    assert (before.lookup_count, before.hit_count) == (2, 1)
+    assert index.lookup(keys([1, 2]), peek=True).count == 1
+    assert index.stat() == before
+
+
 def test_a_granted_key_is_pending_for_all_clients(attach: Attach) -> None:
     writer, other = attach(), attach()
     (grant,) = writer.reserve(keys([1]), length=MIB)
