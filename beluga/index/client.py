@@ -148,9 +148,7 @@ class IndexClient(SessionCalls):
         super().__init__(client)
         self._state = ffi.new("uint32_t *")  # output of lookups; guarded by the client's lock
 
-    def lookup(
-        self, keys: NDArray[np.uint64], *, pin: bool = False, peek: bool = False
-    ) -> Lookup:
+    def lookup(self, keys: NDArray[np.uint64], *, pin: bool = False, peek: bool = False) -> Lookup:
         """Find the leading keys that are committed. With ``pin`` they are pinned until
         :meth:`release`; with ``peek`` this counts in no figure, and not as a use of the blocks.
         """
