@@ -24,10 +24,7 @@ _CLOCK = "reads a clock for latencies that are not requested"
 _CLOSED = "unlocks and closes no descriptor, which the kernel refuses"
 _SUSPECT = "an inherited session is suspect already, so it can only end as GONE"
 _COUNTED = "only whether a miss counts as a wrong checksum differs: tests/kvcache/test_cache.py"
-_UNCOUNTED = (
-    "only figures and the order of eviction differ: "
-    "tests/index/test_block_calls.py::test_a_peek_counts_in_no_figure"
-)
+_UNCOUNTED = "tests/index/test_block_calls.py::test_a_peek_counts_in_no_figure"
 _ENDED = "a grant ends with its session, so the abort is refused for every caller"
 _FENCED = "one more full fence, which costs time"
 _FLUSH = "flushes what no device has written, or flushes it an additional time, which costs time"
@@ -1225,9 +1222,7 @@ TESTED: Conditions = {
     },
     ("index/lookup.c", "bl_handle_lookup"): {
         ("counts", 0, "true"): _UNCOUNTED,
-        ("counts", 0, "false"): _UNCOUNTED,
         ("counts", 1, "true"): _UNCOUNTED,
-        ("counts", 1, "false"): _UNCOUNTED,
         ("head.flags & BL_LOOKUP_PIN", 0, "true"): (
             "tests/index/test_block_calls.py::test_pinned_blocks_stay_and_released_ones_are_evicted"
         ),
