@@ -48,7 +48,7 @@ INTERNAL = {
     "View": "foreign",
     "Link": "price device_bytes",
     "Indexer": "handle shared_stored shared_removed shared_count shared_names clear_shared",
-    "LoadTracker": "states sweep new_blocks",
+    "LoadTracker": "states new_blocks",
     "Router": "candidates",
 }
 ROLE = re.compile(r":(?:class|exc|meth|func|attr|mod):(?=<code>)")  # of Sphinx

@@ -264,6 +264,8 @@ def site_tree(tmp_path: Path) -> Path:
     for name in ("dev/setup-env", "dev/setup-extra"):
         (tmp_path / "scripts" / name).write_text("#!/bin/sh\n")
         (tmp_path / "scripts" / name).chmod(0o755)
+    for generator in (ROOT / "scripts/dev").glob("gen_*.py"):  # they have tests of their own
+        (tmp_path / "scripts/dev" / generator.name).touch()
     names = ("mkdocs.yml", "README.md", "CHANGELOG.md", ".venv", "beluga", "bench", "csrc", "tests")
     for name in (*names, "LICENSE"):
         (tmp_path / name).symlink_to(ROOT / name)
