@@ -57,9 +57,31 @@ BENCHES: dict[str, Bench] = {
     "tiers-remote": bench_tiers_remote,
 }
 
+_POOL = ("pool", "coherence")
+USES: dict[str, tuple[str, ...]] = {
+    "coherence": _POOL,
+    "latency": (*_POOL, "pace"),
+    "bandwidth": (*_POOL, "pace", "threads"),
+    "rpc": _POOL,
+    "rpc-peers": _POOL,
+    "recovery": ("coherence",),
+    "copy": (*_POOL, "threads"),
+    "scheduler": _POOL,
+    "gateway": (),
+    "index": ("coherence",),
+    "indexer": (),
+    "blocks": (),
+    "events": _POOL,
+    "tiers-disk": ("disk",),
+    "tiers-pool": (*_POOL, "disk"),
+    "tiers-remote": (),
+}
+"""The options of :class:`Options`, other than ``smoke``, that a benchmark uses."""
+
 __all__ = [
     "BENCHES",
     "FIELDS",
+    "USES",
     "Bench",
     "Options",
     "Outcome",

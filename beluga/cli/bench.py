@@ -223,6 +223,11 @@ def bench(
         raise BadParameter(f"there is no benchmark '{unknown[0]}'; choose one of {choices}")
     if save and "copy" not in chosen:
         raise BadParameter("--save needs the benchmark copy; add copy")
+    given = {"pool": pool, "coherence": coherence, "pace": pace, "threads": threads, "disk": disk}
+    for name, value in given.items():
+        if value and not any(name in beluga_bench.USES[bench] for bench in chosen):
+            those = ", ".join(bench for bench, uses in beluga_bench.USES.items() if name in uses)
+            raise BadParameter(f"{', '.join(chosen)} does not use --{name}; remove it ({those} do)")
     options = beluga_bench.Options(
         smoke=smoke,
         pool=tuple(pool) if pool else None,

@@ -18,7 +18,7 @@ from beluga.choices import (
     STEP_TOKENS,
 )
 from beluga.cli import logs
-from beluga.cli.frame import Option
+from beluga.cli.frame import BadParameter, Option
 from beluga.cli.options import JsonLines, LogFormat, LogLevel, as_bad_value, need, size
 from beluga.cli.output import announce
 from beluga.cli.routing_options import (
@@ -282,6 +282,12 @@ def gateway(
     tls: Tls = "",
 ) -> None:
     """Route requests of OpenAI's API to engines, until SIGTERM or Ctrl-C."""
+    files = {"workers-file": workers_file, "tokenizer": tokenizer, "chat-template": chat_template}
+    for option, path in files.items():
+        if path is not None and not path.exists():
+            raise RouterError(f"--{option} {path} does not exist; name a file that does")
+    if chat_template is not None and tokenizer is None:
+        raise BadParameter("--chat-template needs --tokenizer with the model's folder; add it")
     service = _begin(log_level, log_format, events=bool(kv_events or pool_events))
     with as_bad_value(RouterError):
         settings_of_service = service.Settings(

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from beluga.errors import BelugaError
+from beluga.errors import BadValueError
 from beluga.pool import Pool
 
 from .. import _limit
@@ -43,7 +43,7 @@ class Pace:
 
 
 def parse_pace(text: str) -> Pace:
-    """Read ``device=RATE[,latency=TIME]``. Raises BelugaError."""
+    """Read ``device=RATE[,latency=TIME]``. Raises BadValueError."""
     values: dict[str, int] = {}
     for part in text.split(","):
         match = _PART.fullmatch(part)
@@ -53,7 +53,7 @@ def parse_pace(text: str) -> Pace:
     else:
         if values.get("device", 0) > 0:
             return Pace(values["device"], values.get("latency", 0))
-    raise BelugaError(f"no pace '{text}'; write it as device=22.5GB/s,latency=650ns")
+    raise BadValueError(f"no pace '{text}'; write it as device=22.5GB/s,latency=650ns")
 
 
 def make_paces(path: Path, device_count: int, pace: Pace) -> None:

@@ -42,8 +42,6 @@ _MEMORY = Path("/dev/mem")
 
 def bench_coherence(options: Options) -> list[Row]:
     """Return one row for each method. Beluga's own methods are compared with the limit."""
-    if options.pace is not None:
-        raise BelugaError("coherence measures instructions; leave --pace out")
     with pinned(cores()[0]), ground(options, devices=1) as pool:
         fixed: Row = {
             "memory": memory_of(pool),

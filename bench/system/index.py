@@ -62,8 +62,6 @@ Call = Callable[[Keys], int]
 
 def bench_index(options: Options) -> list[Row]:
     """Return a row for lookups and one for stores for each number of blocks."""
-    if options.pool is not None or options.pace is not None:
-        raise BelugaError("index makes its own pools; leave --pool and --pace out")
     rows: list[Row] = []
     for size in _SMOKE_SIZES if options.smoke else SIZES:
         recorder = Recorder("index", options, {"threads": 1, "fragments": KEYS, "blocks": size})

@@ -54,8 +54,6 @@ Lines = npt.NDArray[np.uint64]
 
 def bench_recovery(options: Options) -> list[Row]:
     """Return one row: blocks per second from the start to serving."""
-    if options.pool is not None or options.pace is not None:
-        raise BelugaError("recovery makes its own table; leave --pool and --pace out")
     count = SMOKE_COUNT if options.smoke else BLOCK_COUNT
     with pinned(cores()[0]), _table(options, count) as paths, Pool.open(paths) as pool:
         fixed: Row = {

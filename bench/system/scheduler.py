@@ -14,7 +14,6 @@ import time
 import numpy as np
 
 from beluga._ffi import ffi, lib
-from beluga.errors import BelugaError
 from beluga.transfer.link import LinkDirection
 
 from ..harness.ground import ground
@@ -31,8 +30,6 @@ SHARE = 0.3  # of the link, used by onboards
 
 def bench_scheduler(options: Options) -> list[Row]:
     """Return the rows: orders in virtual time, caches in real time, and the cost of a decision."""
-    if options.pace is not None:
-        raise BelugaError("scheduler sets the speed of its link itself; leave --pace out")
     rows = _virtual(options)
     options.report("scheduler: decisions")
     rows.append(_decision(options))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from beluga_bench import BENCHES, FIELDS, Options, Row, save_crossings
+from beluga_bench import BENCHES, FIELDS, USES, Options, Row, save_crossings
 from beluga_bench.harness.ground import ground
 from beluga_bench.harness.machine import cores
 from beluga_bench.harness.region import region_of, skewed, uniform
@@ -424,9 +424,9 @@ def test_rows_in_virtual_time_are_reproducible(scheduler_rows: dict[str, Row]) -
     assert made() == made()
 
 
-def test_a_pace_is_refused() -> None:
-    with pytest.raises(BelugaError, match="pace"):
-        BENCHES["scheduler"](Options(smoke=True, pace="device=1GB/s"))
+def test_every_benchmark_names_the_options_that_it_uses() -> None:
+    assert list(USES) == list(BENCHES)
+    assert {name for uses in USES.values() for name in uses} <= Options.__dataclass_fields__.keys()
 
 
 @pytest.mark.parametrize(

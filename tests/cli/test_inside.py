@@ -318,7 +318,7 @@ def test_a_block_evicted_during_its_fetch_is_a_miss(
     evicted = SimpleNamespace(hits=[SimpleNamespace(length=5)])
     monkeypatch.setattr("beluga.kvcache.KVCache", lambda *_, **__: cache)
     monkeypatch.setattr(
-        "beluga.index.IndexClient", lambda client: Opened(lookup=lambda keys: evicted)
+        "beluga.index.IndexClient", lambda client: Opened(lookup=lambda keys, **_: evicted)
     )
     (tmp_path / "old").write_bytes(b"kept")
     ended = beluga("get", "key", tmp_path / "old")
@@ -429,6 +429,8 @@ def test_benchmarks_get_their_options_and_show_all_columns(
     rows = [row, {**row, "case": "d", "p50_ns": None, "note": "odd"}, {**row, "memory": "n"}]
     benches = {"a": lambda options: requests.append(options) or rows, "b": lambda options: []}
     monkeypatch.setattr("beluga_bench.BENCHES", benches)
+    uses = {"a": ("pool", "coherence", "pace", "threads"), "b": ()}
+    monkeypatch.setattr("beluga_bench.USES", uses)
     shown = beluga("bench", "all")
     assert [(o.smoke, o.pool, o.coherence, o.pace, o.threads) for o in requests] == [
         (False, None, None, None, None)

@@ -64,6 +64,7 @@ ELSEWHERE = {
     "beluga.tiers.service": "tests/tiers/test_tier_service.py: it has sessions of its own",
     "beluga.kvbm": "tests/kvbm: in Python, without C",
     "beluga.tiers.remote": "tests/tiers/test_remote_stores.py: threads, without C",
+    "beluga.tiers.hanging": "tests/tiers/test_remote_stores.py: threads, without C",
     "beluga.tiers.tier": "a protocol",
     "beluga.pool.mapping": "the pool's own",
     "beluga._shared": "used by the pool, places and all on them",
