@@ -702,7 +702,7 @@ class KVCache(OfThisProcess):
     def _new_batch(self, *, kept: bool) -> core.bl_kv_batch:
         """Allocate this cache's only batch. Each put or get fills it under the client's lock."""
         batch = ffi.new("bl_kv_batch *")
-        self._settings = CopySettings.default().struct(self._threads)
+        self._settings = CopySettings.default(self.client.pool).struct(self._threads)
         batch.settings = self._settings
         batch.fingerprint, batch.timeout_ns = self._fingerprint, self._timeout_ns
         batch.chunk_size, batch.check_checksums = self._chunk_size, bool(self._check_checksums)

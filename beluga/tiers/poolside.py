@@ -72,7 +72,7 @@ class PoolSide:
     def __init__(self, client: Client, handle: IoHandle | None) -> None:
         self._client, self._handle = client, handle
         self._timeout_ns = nanoseconds(client.timeout_s)
-        self._settings = CopySettings.default().struct(1)
+        self._settings = CopySettings.default(client.pool).struct(1)
 
     def read(self, records: NDArray[np.void], payload: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Read blocks of one kind from their recorded locations, in the class OFFLOAD.

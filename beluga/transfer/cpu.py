@@ -55,10 +55,13 @@ class CopySettings:
     direct: int
 
     @classmethod
-    def default(cls) -> CopySettings:
-        """Return the C core's settings, with those of the table ``[copy]`` in beluga.toml."""
+    def default(cls, pool: Pool | None = None) -> CopySettings:
+        """Return the C core's settings, with those of the table ``[copy]`` in beluga.toml. They are
+        others for a pool whose blocks all have hardware coherence.
+        """
         found = ffi.new("bl_copy_settings *")
-        lib.bl_copy_defaults(found)
+        software = pool is None or any(d.coherence == "software" for d in pool.data_devices)
+        lib.bl_copy_defaults(found, software)
         saved = config.copy_settings()
         names = (field.name for field in dataclasses.fields(cls))
         return cls(*(min(saved.get(name, getattr(found, name)), _SIZE_MAX) for name in names))
@@ -163,7 +166,7 @@ class CpuEngine:
         self, function: _Function, plan: Plan, kind: TransferClass, doing: str
     ) -> CpuTransfer:
         if self._struct is None:
-            self._struct = (self._settings or CopySettings.default()).struct(self.threads)
+            self._struct = (self._settings or CopySettings.default(self._pool)).struct(self.threads)
         if self._handle is None:
             with self._pool.using() as pool:
                 code = function(pool, plan.struct(), self._struct, ffi.NULL, kind)

@@ -122,8 +122,7 @@ enum bl_maintenance {
 int bl_plan_maintenance(const bl_pool *pool, const bl_plan *plan, uint32_t maintenance,
                         uint32_t threads);
 
-/* The CPU's copy settings, as measured on the machine (beluga/transfer/cpu.py). All
- * fields but threads are bytes. They affect only the speed. */
+/* The CPU's copy settings. All fields but threads are bytes. They affect only the speed. */
 typedef struct bl_copy_settings {
     uint32_t threads;           /* copying threads, including the caller's; 0 means 1 */
     uint32_t part;              /* the fewest bytes per thread: fewer do not pay off a wake-up */
@@ -136,8 +135,9 @@ typedef struct bl_copy_settings {
     uint32_t direct;            /* writing: runs of at least this size are streamed directly */
 } bl_copy_settings;
 
-/* Fill in the settings of an uncalibrated machine, with one thread. */
-void bl_copy_defaults(bl_copy_settings *settings);
+/* Fill in the defaults for memory of software coherence or of hardware coherence (0), with one
+ * thread. */
+void bl_copy_defaults(bl_copy_settings *settings, int software);
 
 /* Execute a plan on the CPU. Returns 0; -EINVAL if the plan is invalid for this pool (nothing is
  * copied then); -BL_ERROR_DEVICE_FAULT; or, for a read, -EBADMSG if bytes differ from the written

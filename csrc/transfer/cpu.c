@@ -19,14 +19,17 @@
 #include "transfer/thread_pool.h"
 #include "transfer/plan.h"
 
-void bl_copy_defaults(bl_copy_settings *settings)
+/* A read of software coherence has invalidated its lines: they come from memory, so that the next
+ * ones are prefetched, and invalidations go between small steps. Other lines come from the caches,
+ * which fetch ahead themselves. Measured on AMD EPYC: docs/understand/copy-engines.md. */
+void bl_copy_defaults(bl_copy_settings *settings, int software)
 {
     *settings = (bl_copy_settings){
         .threads = 1,
         .part = 64 << 10,
         .window = 64 << 10,
-        .step = 2 << 10,
-        .ahead = 4 << 10,
+        .step = software ? 2 << 10 : 4 << 10,
+        .ahead = software ? 4 << 10 : 0,
         .past = 256 << 10,
         .head = 2 << 10,
         .direct = 256,
@@ -40,7 +43,7 @@ void bl_copy_defaults(bl_copy_settings *settings)
 bl_copy_settings bl_copy_settings_of(const bl_copy_settings *given)
 {
     bl_copy_settings settings;
-    bl_copy_defaults(&settings);
+    bl_copy_defaults(&settings, 1);
     if (given != NULL)
         settings = *given;
     uint32_t *least[] = {&settings.window, &settings.step, &settings.direct, &settings.part};
