@@ -344,7 +344,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memset(holders, 0, sizeof holders);
     memset(loads, 0, sizeof loads);
     memset(prefills, 0, sizeof prefills);
-    memset(shares, 0, sizeof shares);
     fuzz_must(bl_prefix_create(&prefix, FUZZ_RANKS, sent_max, sent_max) == 0 &&
               bl_sent_create(&sent, prefix, FUZZ_RANKS, sent_max, ttl_s) == 0, "an index is made");
     for (uint32_t i = 0; i < FUZZ_WORKERS; i++)
