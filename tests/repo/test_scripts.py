@@ -250,7 +250,9 @@ def test_the_tests_that_a_script_names_exist(script: Path) -> None:
 def test_every_fuzz_target_compiles(target: Path) -> None:
     """scripts/fuzz needs clang, and stops at the first target that does not compile."""
     flags = ["-std=gnu11", "-fsyntax-only", "-w", "-DBL_FORMAT_HASH=1", f"-I{ROOT / 'csrc'}"]
-    ended = subprocess.run(["cc", *flags, target], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [shutil.which("cc") or "cc", *flags, target], capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stderr
 
 
