@@ -160,16 +160,16 @@ class Admin:
 
     def claim(self) -> None:
         """Give the local socket the name of the active server."""
-        if self._local is not None:
+        if (local := self._local) is not None:
             try:
-                self._local.claim()
+                local.claim()
             except OSError as error:
                 log.warning("the admin socket: %s", error)
 
     def stop(self) -> None:
         """End the thread, close all connections, and release the port and the socket."""
-        if self._local is not None:
-            self._local.remove()
+        if (local := self._local) is not None:
+            local.remove()
         if self._thread is not None:
             self._ready.wait()
             if self._loop is not None:
@@ -189,6 +189,8 @@ class Admin:
             asyncio.run(self._serve())
         except Exception as error:  # blocks are served without this endpoint
             log.error("the admin endpoint does not work: %s: %s", type(error).__name__, error)
+            if self._local is not None:
+                self._local.remove()
             for listening in self._sockets():  # clients are refused, and do not wait
                 listening.close()
             self._tcp = self._local = None

@@ -174,6 +174,24 @@ def test_bodies_that_cannot_be_read_are_refused(
         assert peer.recv(100).split()[1] == str(int(status)).encode()
 
 
+def test_an_endpoint_that_cannot_run_refuses_clients_and_ends(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """OpenSSL, for example, fails where getrandom() is not permitted."""
+
+    def fails(*_: object) -> None:
+        raise OSError("no random numbers")
+
+    monkeypatch.setattr(listening, "accept", fails)
+    admin = make(address="127.0.0.1:0")
+    assert eventually(lambda: admin.url == "")
+    assert "the admin endpoint does not work: OSError: no random numbers" in caplog.text
+    assert list(tmp_path.glob("*.sock")) == []
+    with pytest.raises(NoServerError):
+        request(tmp_path, "/echo")
+    admin.stop()
+
+
 def test_a_new_connection_replaces_the_slowest_one(make: Make, tmp_path: Path) -> None:
     make().claim()
     peers = [socket.socket(socket.AF_UNIX) for _ in range(70)]
