@@ -202,6 +202,9 @@ class Command(click.Command):
         formatter.write_paragraph()
         formatter.write_text(self.help or "")
 
+    def format_arguments(self, ctx: Any, formatter: Any) -> None:
+        """Do nothing: click from 8.5 on calls this, and format_options lists the arguments."""
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         for title, kind in (("Arguments", "argument"), ("Options", "option")):
             shown = [_row(param) for param in self.get_params(ctx) if param.param_type_name == kind]

@@ -49,6 +49,7 @@ def test_help_fits_and_names_every_option_in_full(
     text = help_of(name, words)
     assert max(map(len, text.splitlines())) <= columns
     assert "…" not in text
+    assert len(re.findall(r"(?im)^[\w ]*arguments:$", text)) <= 1
     command: Any = PROGRAMS[name].at(words)
     for option in command.params:
         if option.param_type_name == "option" and not option.hidden:
