@@ -47,11 +47,6 @@ def prefill_worker(
         raise BadParameter(
             f"--engine {shown_url(engine)} is not an address; write http://HOST:PORT"
         )
-    if queue.partition(":")[0] not in ("nats", "tls", "pool"):
-        raise BadParameter(
-            f"--queue {shown_url(queue)} is not a prefill queue; give nats://HOST:PORT, "
-            "tls://HOST:PORT, pool, or pool:PATH:PATH"
-        )
     logs.begin(log_level, log_format)
     asyncio.run(_work(engine, queue, name, concurrency, visibility, timeout, json=json))
 

@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from beluga.errors import QueueError, TaskError
+from beluga.errors import BadValueError, QueueError, TaskError
 from beluga.listening import shown_url
 
 # This fits a prompt of 128 k tokens, packed in at most 5 bytes each, with its sampling parameters.
@@ -207,7 +207,8 @@ async def open_queue(url: str, name: str, *, visibility_s: float = VISIBILITY_S)
     pool: ``pool`` (the default pool), or ``pool:/dev/shm/a:/dev/shm/b`` (its devices). The queue is
     made if it does not exist.
 
-    Raises QueueError for any other address, if no server answers, or if a package is missing.
+    Raises BadValueError for any other address, and QueueError if no server answers, or if a package
+    is missing.
     """
     scheme = url.partition(":")[0]
     if scheme in ("nats", "tls"):
@@ -223,7 +224,7 @@ async def open_queue(url: str, name: str, *, visibility_s: float = VISIBILITY_S)
 
         paths = url.partition(":")[2]
         return await PoolQueue.open(paths, name, visibility_s=visibility_s)
-    raise QueueError(
+    raise BadValueError(
         f"'{shown_url(url)}' is not a prefill queue; give nats://HOST:PORT, tls://HOST:PORT, pool, "
         "or pool:PATH:PATH"
     )

@@ -21,7 +21,7 @@ from routed import routed, until
 from support.list_queue import ListQueue
 
 from beluga.disagg import PrefillWorker
-from beluga.errors import NoWorkersError, QueueError, RouterError
+from beluga.errors import BadValueError, NoWorkersError, QueueError, RouterError
 from beluga.gateway import Prefill, read_thresholds
 from beluga.gateway import remote as remote_module
 from beluga.gateway.metrics import Metrics
@@ -219,7 +219,7 @@ async def test_other_models_and_calls_are_not_prefilled_remotely(queue: ListQueu
     ("prefill", "error", "message"),
     [
         (apart(rule="often"), RouterError, "there is no rule 'often'; choose one of"),
-        (Prefill((("fake", "redis:x"),)), QueueError, "'redis:x' is not a prefill queue"),
+        (Prefill((("fake", "redis:x"),)), BadValueError, "'redis:x' is not a prefill queue"),
         (
             apart(thresholds=(("effective", 1.0),)),
             RouterError,
