@@ -28,18 +28,8 @@ from beluga.gateway import EngineSpec
 from beluga.gateway.parsed_request import parse_request
 from beluga.router import BlockHasher
 
+pytestmark = pytest.mark.usefixtures("quick")
 TOKENS = list(range(1000, 1000 + 256))
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name, value in (
-        ("health", "LOOK_S", 0.01),
-        ("kv_events", "LOOK_S", 0.01),
-        ("kv_events", "ALONE_S", 0.05),
-        ("cache", "SILENT_S", 0.05),
-    ):
-        monkeypatch.setattr(f"beluga.gateway.{module}.{name}", value)
 
 
 def stored(name: int, parent: int | None = None, *, size: int = 16) -> dict[str, Any]:

@@ -28,19 +28,9 @@ from beluga.gateway.fleet import Fleet
 from beluga.gateway.health import Checker
 from beluga.router import Load, Worker
 
+pytestmark = pytest.mark.usefixtures("quick")
 TOKENS = list(range(1000, 1000 + 256))
 CONFIG = 'vllm:cache_config_info{block_size="128",num_gpu_blocks="9"} 1.0\n'
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name, value in (
-        ("health", "LOOK_S", 0.01),
-        ("kv_events", "LOOK_S", 0.01),
-        ("kv_events", "ALONE_S", 0.05),
-        ("cache", "SILENT_S", 0.05),
-    ):
-        monkeypatch.setattr(f"beluga.gateway.{module}.{name}", value)
 
 
 def of_128(announcer: Announcer) -> None:
