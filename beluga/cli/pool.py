@@ -344,7 +344,8 @@ def check(
             print_note(" ".join(f"{what} {value}" for what, value in name.items()))
     if report.finding_count:
         mend = "damaged blocks read as misses; use --repair to drop them"
-        if all(finding.startswith("superblock-") for finding in report.findings):
+        foreign = ("superblock-version ", "superblock-format ")
+        if all(finding.startswith(foreign) for finding in report.findings):
             mend = "use the Beluga that made the pool, or beluga pool create --force PATH..."
         raise PoolError(f"the check has {report.finding_count} findings; {mend}")
 

@@ -165,7 +165,7 @@ class ReplayBuffer(Generic[T]):
         *,
         first: int = 0,
         ring: int = RING,
-        size: Callable[[T], int] | None = None,
+        size: Callable[[T], int] = lambda _: 0,
         size_max: int = 0,
     ) -> None:
         if ring < 1:
@@ -183,10 +183,9 @@ class ReplayBuffer(Generic[T]):
         """Append an item and return its number."""
         self._ring.append(item)
         self._next += 1
-        self._sum += self._size(item) if self._size else 0
+        self._sum += self._size(item)
         while len(self._ring) > self._ring_max or self._sum > self._size_max:
-            dropped = self._ring.popleft()
-            self._sum -= self._size(dropped) if self._size else 0
+            self._sum -= self._size(self._ring.popleft())
         return self._next - 1
 
     def skip(self) -> None:

@@ -307,19 +307,19 @@ class Assembly:
             self._held.pop(lane, None)
             if self._ended.get(lane) == held.nonce:
                 return  # nobody fetches it
-            if len(held.data) > self._room_for_one():
+            if len(held.data) > self._room_of_session():
                 for number, other in list(self._held.items()):
                     if now - other.used_s > _IDLE_S:
                         del self._held[number]
-            if len(held.data) > self._room_for_one():
+            if len(held.data) > self._room_of_session():
                 raise QuotaError(
                     "the incomplete messages of this server's sessions leave "
-                    f"{self._room_for_one()} bytes to this one; send less at a time, or call again "
-                    "later"
+                    f"{self._room_of_session()} bytes to this one; send less at a time, or call "
+                    "again later"
                 )
             self._held[lane] = held
 
-    def _room_for_one(self) -> int:
+    def _room_of_session(self) -> int:
         free = max(0, _HELD_MAX - sum(len(held.data) for held in self._held.values()))
         return min(free, max(_SHARE, free // 2))
 

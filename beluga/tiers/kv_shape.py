@@ -57,9 +57,8 @@ _HARMLESS = re.compile(
     "^parallel_attn|^num_attention_heads_per_layer|^num_sliding_attention_heads|^num_mem_blocks|"
     "^attention_hidden_size"
 )
-_ORDER = re.compile(
-    "every|interval|period|pattern|_ids|_indices"
-)  # harmless beside a list of layers
+# These are harmless, too, if one of _LISTS names the layers.
+_ORDER = re.compile("every|interval|period|pattern|_ids|_indices")
 
 _FULL, _WINDOW, _STATE, _NOTHING = "full", "window", "state", "nothing"
 _KINDS = {

@@ -56,8 +56,8 @@ class CopySettings:
 
     @classmethod
     def default(cls, pool: Pool | None = None) -> CopySettings:
-        """Return the C core's settings, with those of the table ``[copy]`` in beluga.toml. They are
-        others for a pool whose blocks all have hardware coherence.
+        """Return the C core's settings, with those of the table ``[copy]`` in beluga.toml. They
+        differ for a pool whose blocks all have hardware coherence.
         """
         found = ffi.new("bl_copy_settings *")
         software = pool is None or any(d.coherence == "software" for d in pool.data_devices)

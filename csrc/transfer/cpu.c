@@ -19,9 +19,9 @@
 #include "transfer/thread_pool.h"
 #include "transfer/plan.h"
 
-/* A read of software coherence has invalidated its lines: they come from memory, so that the next
- * ones are prefetched, and invalidations go between small steps. Other lines come from the caches,
- * which fetch ahead themselves. Measured on AMD EPYC: docs/understand/copy-engines.md. */
+/* With software coherence a read has invalidated its lines, so they come from memory: it prefetches
+ * the next ones, and invalidates between small steps. With hardware coherence the CPU's own
+ * prefetcher suffices. Measured on AMD EPYC: docs/understand/copy-engines.md. */
 void bl_copy_defaults(bl_copy_settings *settings, int software)
 {
     *settings = (bl_copy_settings){
