@@ -156,7 +156,7 @@ def test_a_reused_version_has_another_identity_after_an_update(
             update_request(), False, "the draft model failed"
         ),
         lambda updater: (
-            sys.modules[weights._RUNNER[0]].WeightUpdater().end_weight_update(run_post_load=True)
+            sys.modules[weights._RUNNER].WeightUpdater().end_weight_update(run_post_load=True)
         ),
     ],
     ids=["unnamed", "not flushed", "not idle", "without the draft model", "by others' hands"],

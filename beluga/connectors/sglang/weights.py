@@ -13,12 +13,15 @@ run of SGLang, unless the operator's setting ``identity`` names the training.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import sys
 import threading
-from typing import Any
+import types
+from collections.abc import Callable, Generator
+from typing import Any, TypeAlias
 
 from beluga.config import variables
 from beluga.connectors.releases import RELEASES
@@ -26,29 +29,16 @@ from beluga.errors import ConnectorError
 
 logger = logging.getLogger(__name__)
 
+_Hook: TypeAlias = "Generator[None, Any, None]"
+
 UPDATED = "updated "  # the beginning of the version of updated weights
 _SCHEDULER = "sglang.srt.managers.scheduler"
-_UPDATER = (
-    "sglang.srt.managers.scheduler_components.weight_updater",
-    "SchedulerWeightUpdaterManager",
-    "flush_cache_after_weight_update",
-)
-# Its methods that write weights. If one of them fails, the weights may be a mix of old and new.
-_WRITES = (
-    "update_weights_from_disk",
-    "update_weights_from_distributed",
-    "update_weights_from_tensor",
-    "update_weights_from_ipc",
-)
-_BEGIN, _END = "begin_weight_update", "end_weight_update"  # around the updates of a session
-_RELEASE = "release_memory_occupation"
+_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater"
+_RUNNER = "sglang.srt.model_executor.model_runner_components.weight_updater"
+_UPDATED = "flush_cache_after_weight_update"
 _PROCESS = os.urandom(16).hex()  # for a process without the id of a run
 _BACKUP = "enable_weights_cpu_backup"  # the setting that keeps released weights in host memory
-_RUNNER = (
-    "sglang.srt.model_executor.model_runner_components.weight_updater",
-    "WeightUpdater",
-    "end_weight_update",
-)
+_FAILED = types.SimpleNamespace(success=False)  # in place of the answer of a call that raised
 
 
 def check_release(version: str) -> None:
@@ -75,7 +65,7 @@ class Weights:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._warned = False  # whether updates are observed
+        self._observed = False  # whether updates are observed
         self._version: str | None = None
         self._void: str | None = None  # a version that no longer identifies the weights
         self._flushed = True
@@ -87,7 +77,7 @@ class Weights:
         """Return SGLang's version of the weights, or None while it is unknown."""
         with self._lock:
             setting = _version_setting()
-            if not self._warned:
+            if not self._observed:
                 return setting
             if self._version is None and self._flushed and setting != self._void:
                 self._version = _updated(setting)  # the version was set after the change
@@ -97,28 +87,21 @@ class Weights:
         """Observe updates from now on, in a process with SGLang's scheduler. Raises ConnectorError
         if that scheduler updates its weights in an unknown way.
         """
-        if _SCHEDULER not in sys.modules and _UPDATER[0] not in sys.modules:
+        if _SCHEDULER not in sys.modules and _UPDATER not in sys.modules:
             return
-        updater = _owner_of(_UPDATER)
-        if updater is None:
+        updater = getattr(sys.modules.get(_UPDATER), "SchedulerWeightUpdaterManager", None)
+        if not hasattr(updater, _UPDATED):
             raise ConnectorError(
                 "this version of SGLang changes its weights in an unknown way, so Beluga "
                 "could load KV of other weights; use SGLang 0.5.23"
             )
         with self._lock:
-            if not self._warned:
-                self._warned, self._version = True, _version_setting()
-        name = _UPDATER[2]
-        if not hasattr(getattr(updater, name), "beluga"):
-            setattr(updater, name, _after_update(getattr(updater, name)))
-        others = (_BEGIN, _beginning), (_END, _ending), (_RELEASE, _releasing)
-        for name, wrap in (*((write, _writing) for write in _WRITES), *others):
-            call = getattr(updater, name, None)  # a release may lack one of them
-            if call is not None and not hasattr(call, "beluga"):
-                setattr(updater, name, wrap(call))
-        runner, name = _owner_of(_RUNNER), _RUNNER[2]
-        if runner is not None and not hasattr(getattr(runner, name), "beluga"):
-            setattr(runner, name, _after_session(getattr(runner, name)))
+            if not self._observed:
+                self._observed, self._version = True, _version_setting()
+        for name, hook in _HOOKS.items():
+            _observe(updater, name, hook)
+        runner = getattr(sys.modules.get(_RUNNER), "WeightUpdater", None)
+        _observe(runner, "end_weight_update", _runner_session)
 
     def changed(self, version: str | None, *, flushed: bool) -> None:
         """Record an update of the weights. ``version`` is the update's version, or None.
@@ -151,118 +134,92 @@ def _updated(version: str) -> str:
     return UPDATED + version
 
 
-def _after_update(call: Any) -> Any:
-    """Wrap the function of SGLang that ends each update of the weights."""
-
-    @functools.wraps(call)
-    def flush_cache_after_weight_update(self: Any, recv_req: Any, *arguments: Any) -> Any:
-        flushed = False
-        try:
-            answer = call(self, recv_req, *arguments)
-            # SGLang before 0.5.22 raises if requests are running and nothing was flushed; later
-            # releases return that.
-            flushed = bool(recv_req.flush_cache) and (answer is None or answer == arguments)
-            # A draft model that was not updated is passed on as success False.
-            flushed = flushed and (not arguments or bool(arguments[0]))
-            return answer
-        finally:
-            WEIGHTS.changed(recv_req.weight_version, flushed=flushed)
-
-    flush_cache_after_weight_update.beluga = True  # type: ignore[attr-defined]
-    return flush_cache_after_weight_update
+# What is observed of a call of SGLang: a generator that runs to its ``yield`` before the call, and
+# receives the answer there, or _FAILED.
 
 
-def _writing(call: Any) -> Any:
-    """Wrap a function of SGLang that writes weights. SGLang calls :data:`_UPDATER`'s function only
-    after it has written all of them.
+def _update(recv_req: Any, *arguments: Any) -> _Hook:
+    """Observe the end of an update, which a failed write does not reach."""
+    answer = yield
+    # SGLang before 0.5.22 raises if requests are running and nothing was flushed; later releases
+    # return that. A draft model that was not updated is passed on as success False.
+    flushed = (answer is None or answer == arguments) and (not arguments or bool(arguments[0]))
+    WEIGHTS.changed(recv_req.weight_version, flushed=flushed and bool(recv_req.flush_cache))
+
+
+def _write(*_: Any, **__: Any) -> _Hook:
+    """Observe a write of weights. If it fails, they may be a mix of old and new."""
+    before = WEIGHTS.changes
+    if not _is_success((yield)) or WEIGHTS.changes == before:
+        WEIGHTS.changed(None, flushed=False)
+
+
+def _session_begin(*_: Any, **__: Any) -> _Hook:
+    WEIGHTS.session(is_open=True)
+    yield
+
+
+def _session_end(*_: Any, **__: Any) -> _Hook:
+    """Observe the end of a session. If it fails, the weights have unknown contents."""
+    if not _is_success((yield)):
+        WEIGHTS.changed(None, flushed=False)
+    WEIGHTS.session(is_open=False)
+
+
+def _release(recv_req: Any, *_: Any, **__: Any) -> _Hook:
+    """Observe a release of memory. Weights without a copy in host memory are undefined afterwards,
+    until an update writes them.
     """
+    yield
+    tags = getattr(recv_req, "tags", None) or ("weights", "kv_cache")
+    if "weights" in tags and not _setting(_BACKUP):
+        WEIGHTS.changed(None, flushed="kv_cache" in tags)
+
+
+def _runner_session(*, run_post_load: bool) -> _Hook:
+    """Observe the end of a session in the model's runner. Only this call shows that another process
+    has written weights into SGLang's memory.
+    """
+    if run_post_load:
+        WEIGHTS.changed(None, flushed=False)
+    yield
+
+
+_HOOKS: dict[str, Callable[..., _Hook]] = {
+    _UPDATED: _update,
+    "update_weights_from_disk": _write,
+    "update_weights_from_distributed": _write,
+    "update_weights_from_tensor": _write,
+    "update_weights_from_ipc": _write,
+    "begin_weight_update": _session_begin,
+    "end_weight_update": _session_end,
+    "release_memory_occupation": _release,
+}
+
+
+def _observe(owner: Any, name: str, hook: Callable[..., _Hook]) -> None:
+    """Observe a method of SGLang. A release may lack one of them."""
+    call = getattr(owner, name, None)
+    if call is None or hasattr(call, "beluga"):
+        return
 
     @functools.wraps(call)
-    def write(self: Any, *arguments: Any, **named: Any) -> Any:
-        before, whole = WEIGHTS.changes, False
+    def observed(self: Any, *arguments: Any, **named: Any) -> Any:
+        observer, answer = hook(*arguments, **named), _FAILED
+        next(observer)
         try:
             answer = call(self, *arguments, **named)
-            whole = bool(getattr(answer, "success", True)) and WEIGHTS.changes != before
             return answer
         finally:
-            if not whole:
-                WEIGHTS.changed(None, flushed=False)
+            with contextlib.suppress(StopIteration):
+                observer.send(answer)
 
-    write.beluga = True  # type: ignore[attr-defined]
-    return write
-
-
-def _beginning(call: Any) -> Any:
-    """Wrap the function of SGLang that begins a session of updates."""
-
-    @functools.wraps(call)
-    def begin_weight_update(self: Any, *arguments: Any, **named: Any) -> Any:
-        WEIGHTS.session(is_open=True)
-        return call(self, *arguments, **named)
-
-    begin_weight_update.beluga = True  # type: ignore[attr-defined]
-    return begin_weight_update
+    observed.beluga = True  # type: ignore[attr-defined]
+    setattr(owner, name, observed)
 
 
-def _ending(call: Any) -> Any:
-    """Wrap the function of SGLang that ends a session of updates. A session that fails to end
-    leaves weights of unknown contents.
-    """
-
-    @functools.wraps(call)
-    def end_weight_update(self: Any, *arguments: Any, **named: Any) -> Any:
-        done = False
-        try:
-            answer = call(self, *arguments, **named)
-            done = bool(getattr(answer, "success", True))
-            return answer
-        finally:
-            if not done:
-                WEIGHTS.changed(None, flushed=False)
-            WEIGHTS.session(is_open=False)
-
-    end_weight_update.beluga = True  # type: ignore[attr-defined]
-    return end_weight_update
-
-
-def _releasing(call: Any) -> Any:
-    """Wrap the function of SGLang that frees memory. Weights without a copy in host memory are
-    undefined afterwards, until an update writes them.
-    """
-
-    @functools.wraps(call)
-    def release_memory_occupation(self: Any, recv_req: Any, *arguments: Any, **named: Any) -> Any:
-        try:
-            return call(self, recv_req, *arguments, **named)
-        finally:
-            tags = getattr(recv_req, "tags", None) or ("weights", "kv_cache")
-            if "weights" in tags and not _setting(_BACKUP):
-                WEIGHTS.changed(None, flushed="kv_cache" in tags)
-
-    release_memory_occupation.beluga = True  # type: ignore[attr-defined]
-    return release_memory_occupation
-
-
-def _after_session(call: Any) -> Any:
-    """Wrap the function of SGLang that ends a session of updates. Only this call shows that another
-    process has written weights into SGLang's memory.
-    """
-
-    @functools.wraps(call)
-    def end_weight_update(self: Any, *, run_post_load: bool) -> Any:
-        if run_post_load:
-            WEIGHTS.changed(None, flushed=False)
-        return call(self, run_post_load=run_post_load)
-
-    end_weight_update.beluga = True  # type: ignore[attr-defined]
-    return end_weight_update
-
-
-def _owner_of(where: tuple[str, str, str]) -> Any:
-    """Return a class of SGLang that has this method, if its module is loaded; otherwise None."""
-    module, owner, method = where
-    cls = getattr(sys.modules.get(module), owner, None)
-    return cls if hasattr(cls, method) else None
+def _is_success(answer: Any) -> bool:
+    return bool(getattr(answer, "success", True))
 
 
 def _version_setting() -> str:
