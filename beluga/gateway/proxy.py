@@ -368,6 +368,8 @@ class Proxy:
                 reason=response.reason,
                 headers=for_client(response.headers, engine.url),
             )
+            target.headers["X-Beluga-Worker"] = str(engine.worker.worker_id)
+            target.headers["X-Beluga-Hit-Rate"] = f"{placement.choice.hit_rate:.3g}"
             if response.content_length is not None:
                 target.content_length = response.content_length
             with EngineResponse(response, self._limits.stall_s) as source:

@@ -10,6 +10,7 @@ without this module.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Mapping
 
@@ -19,6 +20,8 @@ from beluga.gateway.metrics import Metrics
 from beluga.gateway.parsed_request import ParsedRequest
 from beluga.gateway.settings import Prefill
 from beluga.router import Choice, CostEstimator, Decision, Load, Prompt, Worker
+
+log = logging.getLogger(__name__)
 
 
 class Remote:
@@ -74,15 +77,16 @@ class Remote:
         cached = int(choice.hit_rate * parsed.isl)
 
         def decide(size: QueueSize, sent: int) -> bool:
-            return self._decision.remote(
-                Prompt(
-                    tokens=parsed.isl,
-                    cached=cached,
-                    queue_size=size.waiting,
-                    prefill=_prefill_load(size, sent),
-                    decode=self._decode_load(choice.worker),
-                )
+            prompt = Prompt(
+                tokens=parsed.isl,
+                cached=cached,
+                queue_size=size.waiting,
+                prefill=_prefill_load(size, sent),
+                decode=self._decode_load(choice.worker),
             )
+            is_remote = self._decision.remote(prompt)
+            log.debug("%s: %s, %s", self._decision.name, "remote" if is_remote else "local", prompt)
+            return is_remote
 
         def task(deadline: float) -> PrefillTask:
             return PrefillTask(

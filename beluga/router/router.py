@@ -260,7 +260,9 @@ class Router:
         costs = [f"{cost:.4g}" for cost in choice.costs] or ["none"] * len(candidates)
         seen = (
             f"{self._name_of(candidate.worker)} cost {cost}, "
-            f"cached {candidate.overlap.blocks} blocks, requests {candidate.load.active_requests}"
+            f"cached {candidate.overlap.blocks} blocks, requests {candidate.load.active_requests}, "
+            f"prefill {candidate.load.active_prefill_tokens} tokens, "
+            f"decode {candidate.load.active_decode_blocks} blocks"
             for candidate, cost in zip(candidates, costs, strict=True)
         )
         return f"{self.policy.name} chose {self._name_of(choice.worker)} of: {'; '.join(seen)}"

@@ -311,7 +311,11 @@ async def test_a_prompt_is_routed_to_the_worker_of_its_prefix(prompt: Any) -> No
         rates = [e.hit_tokens / e.prompt_tokens for e in site.service.fleet if e.prompt_tokens]
         assert rates[0] > 0.7
         longer = prompt + prompt[:16]
-        await site.completed(prompt=longer)
+        async with site.complete(prompt=longer) as answer:
+            numbers = {worker["url"]: worker["id"] for worker in await site.workers()}
+            chosen = a if a.seen else b
+            assert answer.headers["X-Beluga-Worker"] == str(numbers[chosen.url])
+            assert float(answer.headers["X-Beluga-Hit-Rate"]) > 0.7
         assert sorted(site.counts()) == [0, 6]
         await site.completed(prompt=longer, cache_salt="another tenant's")
         assert (await site.completed(prompt=prompt[1:]))[0] == 200

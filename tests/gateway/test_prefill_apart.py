@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -84,9 +86,10 @@ async def test_a_prompt_is_prefilled_remotely_and_then_decoded(queue: ListQueue)
 
 
 async def test_a_prompt_that_was_sent_before_is_not_prefilled_remotely_again(
-    queue: ListQueue,
+    queue: ListQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The rule uses cached blocks, also under a policy that ignores them."""
+    caplog.set_level(logging.DEBUG, "beluga.gateway.remote")
     decoding, prefilling = FakeEngine(), FakeEngine()
     async with (
         prefilling,
@@ -97,6 +100,9 @@ async def test_a_prompt_that_was_sent_before_is_not_prefilled_remotely_again(
             assert (await site.completed(prompt=LONG))[0] == 200
         assert len(prefilling.seen) == 1
         assert courses(await site.text("/metrics")) == {"remote": 1, "local": 1}
+    sent, cached = (r.getMessage() for r in caplog.records if r.name == "beluga.gateway.remote")
+    assert re.match(r"[\w-]+: remote, Prompt\(tokens=\d+, cached=0,", sent)
+    assert re.match(r"[\w-]+: local, Prompt\(tokens=\d+, cached=[1-9]", cached)
 
 
 async def test_an_unclaimed_prefill_delays_its_request_without_failing_it(queue: ListQueue) -> None:

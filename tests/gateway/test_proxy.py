@@ -263,7 +263,9 @@ async def test_a_decision_is_one_debug_line_with_the_costs(
     ]
     cost = "none" if policy == "round-robin" else r"[\d.e+-]+"
     seen = ";.*".join(
-        rf" {engine.url} cost {cost}, cached 0 blocks, requests 0" for engine in (a, b)
+        rf" {engine.url} cost {cost}, cached 0 blocks, requests 0, "
+        "prefill 0 tokens, decode 0 blocks"
+        for engine in (a, b)
     )
     assert re.fullmatch(rf"{policy} chose ({a.url}|{b.url}) of:{seen}", line)
 

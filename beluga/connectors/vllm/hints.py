@@ -3,9 +3,12 @@
 """The hints of vLLM's requests, and the sessions that link a request to its earlier blocks.
 
 A hint is in ``kv_transfer_params``, which clients write, or in ``kv_hints``, which a program that
-calls the engine writes, as the payload of an action of the type ``beluga.hint``. Without one the
-request's own priority counts: vLLM serves the lower number first, so blocks of requests below 0 are
-favored, and those of requests above 0 are evicted first.
+calls the engine writes, as the payload of an action of the type ``beluga.hint``. Dynamo's router
+adds an action ``kv.fetch`` 1.0, which names blocks of the request that another worker has (in
+``kv_hints``, or as ``kv_hint`` of ``kv_transfer_params``): it requests a prefetch, because the pool
+is every worker's source. Without a hint the request's own priority counts: vLLM serves the lower
+number first, so blocks of requests below 0 are favored, and those of requests above 0 are evicted
+first.
 
 The blocks that a session's first request did not find are the session's own, and so is all that
 follows them. Later requests with the same ``session_id`` give their hints to these blocks, too, as
@@ -14,8 +17,9 @@ far as they begin with the same tokens.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from beluga.connectors.hints import NAME, NO_HINT, HintReader, RequestHint
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
 
 ACTION = "beluga.hint"
 """The type of an action of ``kv_hints`` with a hint."""
+
+FETCH = ("kv.fetch", "1.0")
+"""The type and version of an action that requests a prefetch."""
 
 SESSIONS_MAX = 1 << 14  # remembered sessions; the least recently used is forgotten
 _SESSION_LENGTH_MAX = 256  # characters of a session's name
@@ -43,13 +50,16 @@ class Requests:
 
     def hint(self, request: Any) -> RequestHint:
         """Return what a request's hint holds for its blocks. A malformed one is ignored."""
-        given = _given(request)
-        if given is None:
-            return _by_priority(getattr(request, "priority", 0))
-        hint = self._reader.read(given)
+        actions = list(_actions(request))
+        given = _given(request, actions)
+        hint: RequestHint | None = _by_priority(getattr(request, "priority", 0))
+        if given is not None:
+            hint = self._reader.read(given)
         if hint is None:
             self._counters.add(hints_ignored=1)
-            return NO_HINT
+            hint = NO_HINT
+        if any(action[:2] == FETCH for action in actions):
+            hint = dataclasses.replace(hint, prefetch=True)
         return hint
 
     def begun(self, request: Any) -> bool:
@@ -73,15 +83,29 @@ class Requests:
         return min(first, hits)
 
 
-def _given(request: Any) -> object:
-    """Return what a request has for a hint, or None."""
+def _actions(request: Any) -> Iterator[tuple[object, object, object]]:
+    """Yield type, version and payload of each action for a request."""
     envelope = getattr(request, "kv_hints", None)
-    actions: Sequence[Any] = envelope.actions if envelope is not None else ()
-    for action in reversed(actions):
-        if action.action_type == ACTION:
-            return action.payload
+    for action in envelope.actions if envelope is not None else ():
+        yield action.action_type, action.action_version, action.payload
+    message = _parameters(request).get("kv_hint")
+    actions = message.get("actions") if isinstance(message, Mapping) else None
+    for entry in actions if isinstance(actions, list) else ():
+        if isinstance(entry, Mapping):
+            yield entry.get("action_type"), entry.get("action_version"), entry.get("payload")
+
+
+def _given(request: Any, actions: list[tuple[object, object, object]]) -> object:
+    """Return what a request has for a hint, or None."""
+    for kind, _, payload in reversed(actions):
+        if kind == ACTION:
+            return payload
+    return _parameters(request).get(NAME)
+
+
+def _parameters(request: Any) -> Mapping[str, Any]:
     parameters = getattr(request, "kv_transfer_params", None)
-    return parameters.get(NAME) if isinstance(parameters, Mapping) else None
+    return parameters if isinstance(parameters, Mapping) else {}
 
 
 def _by_priority(priority: object) -> RequestHint:

@@ -161,8 +161,12 @@ def test_a_preempted_request_hints_its_hits_once(
     assert given.take(1) == [(10, "low", None, False)], "nothing was hinted before it"
 
 
-OURS = SimpleNamespace(action_type=ACTION, payload={"priority": "low"})
-OTHERS = SimpleNamespace(action_type="kv.fetch", payload={"peer": 1})
+OURS = SimpleNamespace(action_type=ACTION, action_version="1", payload={"priority": "low"})
+OTHERS = SimpleNamespace(action_type="kv.evict", action_version="1.0", payload={"peer": 1})
+SOURCE = {"source_control_endpoint": "tcp://host:1", "block_hashes": [1, 2]}
+FETCH_1 = SimpleNamespace(action_type="kv.fetch", action_version="1.0", payload=SOURCE)
+FETCH_2 = SimpleNamespace(action_type="kv.fetch", action_version="2.0", payload=SOURCE)
+BRIDGED = {"protocol_version": "1.0", "message_id": "m", "actions": [vars(FETCH_1)]}
 PIN = {"beluga": {"pin": True}}
 FIELDS: list[tuple[dict[str, Any], RequestHint]] = [
     ({"priority": 0}, NO_HINT),
@@ -179,6 +183,15 @@ FIELDS: list[tuple[dict[str, Any], RequestHint]] = [
     (
         {"kv_transfer_params": PIN, "kv_hints": SimpleNamespace(actions=[OTHERS])},
         RequestHint(pin=True),
+    ),
+    # an action of Dynamo's router
+    ({"kv_hints": SimpleNamespace(actions=[FETCH_1])}, RequestHint(prefetch=True)),
+    ({"kv_hints": SimpleNamespace(actions=[FETCH_1, OURS])}, RequestHint("low", prefetch=True)),
+    ({"kv_hints": SimpleNamespace(actions=[FETCH_2])}, NO_HINT),
+    ({"kv_transfer_params": {"kv_hint": BRIDGED} | PIN}, RequestHint(pin=True, prefetch=True)),
+    *(
+        ({"kv_transfer_params": {"kv_hint": wrong}}, NO_HINT)
+        for wrong in (7, [], {"actions": 7}, {"actions": [7]}, {"actions": {"kv.fetch": "1.0"}})
     ),
 ]
 
