@@ -11,8 +11,10 @@ stay as they are. New rows are appended. A cell that is None stays, too.
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +32,23 @@ DISK = "bench/results/tiers-disk.json"
 EVENTS = "bench/results/events.json"
 GATEWAY = "bench/results/gateway.json"
 GPU = "bench/results/gpu-h200.json"
+GPUS = {"H200": GPU, "H100": "bench/results/gpu-h100.json"}
 INDEX = "bench/results/index-xeon.json"
 NULL_GPU = "bench/results/null-gpu.json"
 PEERS = "bench/results/rpc-peers.json"
 SCHEDULER = "bench/results/scheduler.json"
+VLLM = "bench/results/vllm-bench.json"
 
 Row = dict[str, Any]
 _EMPTY: Row = dict.fromkeys(FIELDS)
 
 
+RENAMED = {"gpu write, DDIO off": "gpu write, flush left out"}  # cases of older records
+
+
 def rows_of(path: str) -> list[Row]:
     rows = [_EMPTY | row for row in read_record(ROOT / path)]
+    rows = [row | {"case": RENAMED.get(row["case"], row["case"])} for row in rows]
     return [row for row in rows if row["p50_ns"] is not None or row["limit"] is not None]
 
 
@@ -306,6 +314,20 @@ def of_methods() -> Iterator[Cells]:
     ):
         row = basic("coherence", case)
         yield line(name, paper, duration(row["p50_ns"]), f"{row['ratio_to_limit']:.2f}")
+    for name, case, paper in (
+        ("GPU writes, the flush left out (the paper: DDIO off)", "gpu write, flush left out",
+         "9.14 us"),
+        ("GPU writes, then the CPU flushes", "gpu write, then flush", "11.06 us"),
+        ("GPU reads, by our kernel", "gpu read by our kernel", "not known"),
+        ("GPU reads, by cudaMemcpy", "gpu read by memcpy", "10.55 us"),
+    ):  # fmt: skip
+        yield line(name, paper, on_gpus("coherence", case, 16 << 10), "")
+
+
+def on_gpus(bench: str, case: str, size: int) -> str:
+    """Return the median of a copy by each recorded GPU."""
+    rows = {name: only(path, bench=bench, case=case, bytes=size) for name, path in GPUS.items()}
+    return ", ".join(f"{name}: {duration(row['p50_ns'])}" for name, row in rows.items())
 
 
 def of_sizes() -> Iterator[Cells]:
@@ -316,6 +338,31 @@ def of_sizes() -> Iterator[Cells]:
     ):
         row = basic("latency", case, bytes=size, memory="tmpfs/DRAM")
         yield line(name, paper, duration(row["p50_ns"]), f"{row['ratio_to_limit']:.2f}")
+    for what, size, paper in (
+        ("16 KiB", 16 << 10, "10.55 us, of which 2.68 us move data"),
+        ("64 KiB", 64 << 10, "11.73 us; 10.32 us from DRAM"),
+        ("16 MiB", 16 << 20, "not known"),
+    ):
+        for how, case in (("cudaMemcpy", "gpu read by memcpy"), ("our kernel", "gpu read")):
+            name = f"{what} to a GPU by {how}"
+            theirs = paper if how == "cudaMemcpy" else "not known"
+            yield line(name, theirs, on_gpus("latency", case, size), "")
+    name = "16 KiB from a GPU, then the CPU flushes"
+    yield line(name, "11.06 us", on_gpus("latency", "gpu write", 16 << 10), "")
+
+
+def of_skewed() -> Iterator[Cells]:
+    for case in ("read", "write"):
+        for size, name in ((64, "64 B"), (16 << 10, "16 KiB")):
+            cells = [
+                moved(path, f"{case}, skewed, {layout}", size)
+                for path, layout in (
+                    (PACED, "interleaved"),
+                    (PACED, "not interleaved"),
+                    (BANDWIDTH, "local DRAM"),
+                )
+            ]
+            yield line(f"{case}, {name}", *cells)
 
 
 def of_calls() -> Iterator[Cells]:
@@ -352,6 +399,84 @@ def of_dense() -> Iterator[Cells]:
         ))  # fmt: skip
 
 
+FUSED = ("cudaMemcpyAsync per fragment", "cudaMemcpyBatchAsync")
+
+
+def on_gpu(path: str, case: str, size: int, note: str | None = None) -> Row:
+    (row,) = [
+        row
+        for row in rows_of(path)
+        if (row["case"], row["engine"], row["bytes"], row["crc"]) == (case, "cuda", size, False)
+        and (str(row["note"]).startswith(note) if note else row["note"] is None)
+    ]
+    return row
+
+
+def fused(path: str, case: str, size: int) -> str:
+    """Return how many times as fast one launch is as each peer, from the call to the end."""
+    times = (only(path, case=case, peer=peer, bytes=size)["ratio_to_peer"] for peer in FUSED)
+    return ", ".join(f"{each:.1f} times" for each in times)
+
+
+def of_gpu_copies() -> Iterator[Cells]:
+    """The GPU rows of Exp 9 and 10: the GPU's time, and whole calls beside those of the driver."""
+    for name, case, size, note in (
+        ("gather and write 16 blocks (40 MiB)", "gather_write", 40 << 20, None),
+        ("read and scatter 16 blocks (40 MiB)", "scatter_read", 40 << 20, None),
+        ("gather and write 1 block (2.5 MiB)", "gather_write", 2560 << 10, None),
+        ("read and scatter 1 block (2.5 MiB)", "scatter_read", 2560 << 10, None),
+        ("16 single tokens of Qwen-32B (2,048 x 1,280 B)", "sparse_read", 2560 << 10, "Qwen-32B"),
+    ):
+        for gpu, path in GPUS.items():
+            row = on_gpu(path, case, size, note)
+            time = f"{duration(row['p50_ns'])}, {row['gb_per_s']:.1f} GB/s"
+            yield line(name, gpu, time, f"{row['ratio_to_limit']:.2f}", fused(path, case, size))
+
+
+def of_engines() -> Iterator[Cells]:
+    """Exp 5 and Table 5: both passes of a real engine."""
+    passes = read_record(ROOT / VLLM)["passes"]
+    for row in passes:
+        times = [
+            f"{row[f'{time}_mean_s'] * 1e3:,.0f}, {row[f'{time}_p99_s'] * 1e3:,.0f} ms"
+            for time in ("ttft", "tpot")
+        ]
+        name = "fill" if row["pass"] == 1 else "full hit"
+        yield line(f"{name}, {row['length']:,} tokens", ARMS[row["arm"]], *times,
+                   f"{row['qps']:.2f}")  # fmt: skip
+
+
+ARMS = {"plain": "vLLM alone", "beluga": "with the pool"}
+
+
+def of_hints() -> Iterator[Cells]:
+    """The hints whose figures are recorded."""
+    yield from of_hint()
+    flushed, bare = (
+        on_gpus("coherence", f"gpu write, {case}", 16 << 10)
+        for case in ("then flush", "flush left out")
+    )
+    yield line("O3", None, None, f"16 KiB written and flushed {flushed}; without the flush {bare}. "
+               "Uncacheable mappings and DDIO off: never run")  # fmt: skip
+    times = "; ".join(
+        f"{gpu}: {fused(path, 'gather_write', 40 << 20)} (writes), "
+        f"{fused(path, 'scatter_read', 40 << 20)} (reads)" for gpu, path in GPUS.items()
+    )  # fmt: skip
+    yield line("O5", None, None, "speed of one launch for 2,048 fragments, relative to "
+               f"{FUSED[0]} and to {FUSED[1]}: {times}")  # fmt: skip
+    kernel, driver = (
+        on_gpus("latency", case, 16 << 10) for case in ("gpu read", "gpu read by memcpy")
+    )
+    yield line("O6", None, None, f"16 KiB from write-back memory: our kernel {kernel}; cudaMemcpy "
+               f"{driver}; not faster on both. Uncacheable memory: never run")  # fmt: skip
+    speeds = (
+        only(PACED, case=f"read, skewed, {layout}", bytes=16 << 10, threads=2)["gb_per_s"]
+        for layout in ("interleaved", "not interleaved")
+    )
+    yield line("O9", None, None, "paced: skewed reads {:.1f} GB/s interleaved, {:.1f} GB/s not "
+               "(Exp 3)".format(*speeds))  # fmt: skip
+
+
 def of_hint() -> Iterator[Cells]:
     """The part of hint O1 with figures."""
     times = ", ".join(
@@ -367,10 +492,11 @@ def of_hint() -> Iterator[Cells]:
     yield line("O1", None, None, f"{times} for 16 KiB ({origin})")
 
 
-def moved(path: str, case: str) -> str:
-    """Return speed and median of 16 KiB by two threads."""
-    row = only(path, case=case, bytes=16 << 10, threads=2)
-    return f"{row['gb_per_s']:.1f} GB/s, p50 {duration(row['p50_ns'])}"
+def moved(path: str, case: str, size: int = 16 << 10) -> str:
+    """Return speed and median of pieces of that size by two threads."""
+    row = only(path, case=case, bytes=size, threads=2)
+    digits = 1 if size > 64 else 2
+    return f"{row['gb_per_s']:.{digits}f} GB/s, p50 {duration(row['p50_ns'])}"
 
 
 def of_paced() -> Iterator[Cells]:
@@ -397,6 +523,23 @@ def of_adapters() -> Iterator[Cells]:
         row = only(BANDWIDTH, case=f"{verb}, uniform, interleaved", bytes=16 << 10, threads=2)
         speed = f"{row['gb_per_s']:.1f} GB/s, two cores"
         yield line(f"CPU {verb}s through one adapter", paper, speed, f"{row['ratio_to_limit']:.2f}")
+    for name, bench, reads, size, paper in (
+        ("GPU and pool, a copy engine alone", "bandwidth", "gpu read, the pool's device", 2 << 20,
+         "26 GB/s"),
+        ("GPU and pool, our kernel with cache maintenance, 16 MiB", "latency", "gpu read", 16 << 20,
+         "26 GB/s"),
+        ("GPU and local DRAM, a copy engine alone (Fig. 6)", "bandwidth",
+         "gpu read, DRAM of NUMA node 0", 2 << 20,
+         "read 23 GB/s, written 33 GB/s; the GPU's own link 55.4 GB/s"),
+    ):  # fmt: skip
+        speeds = []
+        for gpu, path in GPUS.items():
+            pair = (
+                only(path, bench=bench, case=reads.replace("read", verb), bytes=size)["gb_per_s"]
+                for verb in ("read", "write")
+            )
+            speeds.append(gpu + ": read {:.1f}, written {:.1f} GB/s".format(*pair))
+        yield line(name, paper, "; ".join(speeds), "")
 
 
 RIVALS = "docs/understand/comparison.md"
@@ -459,6 +602,122 @@ def of_rivals() -> Iterator[Cells]:
     yield line("router: latency added to the first byte at 100 requests/s", f"{added} ms", None)
 
 
+# What a record's figures depend on. Later changes of it make the record older than the code.
+COPIES = ("csrc/coherence", "csrc/transfer", "beluga/transfer")
+BLOCKS = ("csrc/index", "csrc/kvcache", "beluga/index", "beluga/kvcache", *COPIES)
+CALLS = ("csrc/rpc", "beluga/rpc")
+TIERS = ("csrc/disk", "beluga/tiers", *BLOCKS)
+ENGINES = ("beluga/connectors/vllm", *BLOCKS, *CALLS)
+ROUTING = ("csrc/routing", "csrc/prefix", "beluga/router", "beluga/simulate")
+MEASURES: dict[str, tuple[str, ...]] = {
+    "bandwidth-paced": ("csrc/coherence", "csrc/format"),
+    "bandwidth-xeon": ("csrc/coherence", "csrc/format"),
+    "basics-xeon": ("csrc/coherence", *CALLS),
+    "before-after": (*COPIES, *CALLS),
+    "copy-cpu": COPIES,
+    "copy-cpu-epyc": COPIES,
+    "events": ("beluga/events", "csrc/index", *CALLS),
+    "families": ROUTING,
+    "gateway": ("beluga/gateway", "beluga/router"),
+    "gpu-h100": ("csrc/cuda", *COPIES),
+    "gpu-h200": ("csrc/cuda", *COPIES),
+    "hints": ("beluga/simulate", "csrc/index"),
+    "index-xeon": ("csrc/index", *CALLS),
+    "indexer": ("csrc/prefix", "csrc/routing", "beluga/router"),
+    "null-gpu": (*BLOCKS, "csrc/iosched"),
+    "policies": ROUTING,
+    "rpc-peers": CALLS,
+    "scheduler": ("csrc/iosched", "beluga/transfer/link.py", "beluga/transfer/scheduled.py"),
+    "simulate-conversation": ROUTING,
+    "tiers-disk": TIERS,
+    "tiers-policy": ("csrc/index", "beluga/tiers"),
+    "tiers-pool": TIERS,
+    "tiers-remote": TIERS,
+    "vllm-bench": ENGINES,
+    "vllm-demo": ENGINES,
+    "vllm-disagg": ("beluga/disagg", *ENGINES),
+    "vllm-tiers": ("beluga/connectors/vllm", *TIERS),
+}
+UNKNOWN = "**not known**"
+
+
+def git(*words: str) -> str | None:
+    """Return what git prints, or None if it fails."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *words],  # noqa: S607  the user's git
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+@cache
+def has_history() -> bool:
+    """Return whether this is a clone with all commits: not an archive, and not a shallow clone."""
+    inside = git("rev-parse", "--show-toplevel") == str(ROOT)
+    return inside and git("rev-parse", "--is-shallow-repository") == "false"
+
+
+def origins(path: Path, name: str) -> list[str]:
+    """Return the different values of a field of a record's rows."""
+    content = read_record(path)
+    rows = content if isinstance(content, list) else [content]
+    if name == "commit" and not isinstance(content, list) and "commits" in content:
+        return sorted(content["commits"].values())  # a comparison of several builds
+    return sorted({str(row[name]) for row in rows if row.get(name)})
+
+
+def state(path: Path) -> str:
+    """Return whether a record is of the code as it is now, or why its figures are in doubt."""
+    commits = origins(path, "commit")
+    if not commits:
+        return f"commit {UNKNOWN}: it cannot be repeated"
+    known = [each for each in commits if is_ancestor(each.removesuffix("-dirty"))]
+    if known != commits:
+        return "**its commit is not in the history**: it cannot be repeated"
+    if any(each.endswith("-dirty") for each in commits):
+        return "**of changes that were not committed**; older than the code"
+    changed = [each for each in commits if git("log", "-1", "--format=%h", f"{each}..HEAD", "--",
+                                               *MEASURES[path.stem])]  # fmt: skip
+    return "**older than the code**" if changed else "of the code as it is"
+
+
+def is_ancestor(commit: str) -> bool:
+    return git("merge-base", "--is-ancestor", commit, "HEAD") is not None
+
+
+def day(path: Path) -> str:
+    """Return the day of a record, or that of its commit."""
+    if days := origins(path, "date"):
+        return ", ".join(sorted({each[:10] for each in days}))
+    commits = origins(path, "commit")
+    days = [git("log", "-1", "--format=%cs", each) for each in commits if is_ancestor(each)]
+    return f"{UNKNOWN}; commit of {', '.join(map(str, days))}" if days else UNKNOWN
+
+
+def of_records(page: str) -> Iterator[Cells]:
+    """The records that a page cites; all of them on the page of the benchmarks.
+
+    Without git's history the page stays as it is.
+    """
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for path in sorted((ROOT / "bench/results").glob("*.json")):
+        link = f"../../bench/results/{path.name}"
+        name = f"[`{path.stem}`]({link})"
+        if page == PAGE or text.replace(name, "").count(link):
+            commits = ", ".join(origins(path, "commit")) or UNKNOWN
+            machine = ", ".join(origins(path, "machine")) or UNKNOWN
+            machine = machine.replace("(R)", "").replace("(TM)", "")
+            if has_history():
+                yield line(name, day(path), commits, machine, state(path))
+            else:
+                yield line(name, None, commits, machine, None)
+
+
 PAGE = "docs/understand/benchmarks.md"
 PAPER = "docs/understand/paper.md"
 TABLES: dict[str, tuple[str, Callable[[], Iterator[Cells]]]] = {
@@ -480,11 +739,17 @@ TABLES: dict[str, tuple[str, Callable[[], Iterator[Cells]]]] = {
     "paper, Exp 2": (PAPER, of_sizes),
     "paper, Exp 9 and 10": (PAPER, of_dense),
     "paper, Exp 11": (PAPER, of_calls),
-    "paper, O1": (PAPER, of_hint),
+    "paper, Exp 3": (PAPER, of_skewed),
+    "paper, Exp 5": (PAPER, of_engines),
+    "paper, Exp 9 and 10, GPUs": (PAPER, of_gpu_copies),
+    "paper, hints": (PAPER, of_hints),
     "paced": (PAGE, of_paced),
     "paper, Exp 4": (PAPER, of_pressed),
     "paper, adapters": (PAPER, of_adapters),
     "rivals": (RIVALS, of_rivals),
+} | {
+    f"records of {name}": (page, partial(of_records, page))
+    for name, page in (("the benchmarks", PAGE), ("the paper", PAPER), ("rivals", RIVALS))
 }
 
 
@@ -492,8 +757,10 @@ def cells_of(text: str) -> list[str]:
     return [cell.strip() for cell in text.strip().strip("|").split("|")]
 
 
-def merged(table: list[str], rows: list[Cells]) -> list[str]:
-    """Return the lines of a table, without its head, with the given rows."""
+def merged(table: list[str], rows: list[Cells], *, whole: bool = False) -> list[str]:
+    """Return the lines of a table, without its head, with the given rows, and without others if
+    ``whole``.
+    """
     width = 1 if len({row[0] for row in rows}) == len(rows) else 2
     by_key = {row[:width]: row for row in rows}
     lines = []
@@ -501,7 +768,7 @@ def merged(table: list[str], rows: list[Cells]) -> list[str]:
         old = cells_of(text)
         new = by_key.pop(tuple(old[:width]), None)
         if new is None:
-            lines.append(text)
+            lines += [] if whole else [text]
             continue
         kept = [*old[: len(new)], *[""] * (len(new) - len(old))]
         cells = [mine if cell is None else cell for mine, cell in zip(kept, new, strict=True)]
@@ -522,7 +789,7 @@ def written(text: str, name: str, rows: list[Cells]) -> str:
         raise ValueError(f"<!-- figures: {name} --> is missing")
     lines = after.split("\n")
     end = next(number for number, each in enumerate(lines) if not each.startswith("|"))
-    table = [*lines[:2], *merged(lines[2:end], rows)]
+    table = [*lines[:2], *merged(lines[2:end], rows, whole=name.startswith("records of"))]
     return "\n".join([before + mark + table[0], *table[1:], *lines[end:]])
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gen_tables
 import pytest
 from beluga_bench.harness.recorded import read_record
 from support.shown import DOCUMENTS, PAGES, ROOT, blocks, commands, name_of, spans
@@ -470,3 +471,123 @@ def test_a_recorded_file_names_machine_commit_day_and_command() -> None:
         if missing := {name for name in ORIGIN for row in rows if not row.get(name)}:
             lacking[path.name] = missing
     assert lacking == WITHOUT
+
+
+# ---- The figures of the pages are those of the records that they cite.
+
+
+RECORDS = sorted(RESULTS.glob("*.json"))
+UNITS = {
+    "ns": (1, 1e9),
+    "us": (1e-3, 1e6),
+    "ms": (1e-6, 1e3),
+    "s": (1e-9, 1, 1e-3),
+    "M": (1e-6,),
+    "MB": (1e-6, 1e3),
+    "%": (1, 100),
+    "": (1,),
+}
+# Figures of a page outside of generated tables that no record has: what they are instead.
+NOT_RECORDED = {
+    ("paper.md", "of the paper"): "22.5 7.35 4.79 76.8 8.49 11.32 33.2 3.41 9.47",
+    ("paper.md", "ratios of two figures of the table"): "1.04 0.94",
+    ("paper.md", "of vllm-bench, which another section cites"): "93 91",
+    ("benchmarks.md", "sizes, rates and waits that a benchmark sets"): "2.5 0.5 20 30 200 770",
+    ("benchmarks.md", "derived from figures of the file"): "44 19 5.2 1.6 .008 .088 5.0 3.2",
+    ("benchmarks.md", "of another table, or of the traces"): ".874 77",
+    ("benchmarks.md", "probes by hand, as the text says"): (
+        "14 76 0.62 40 0.947 1.3 0.4 0.5 6 0.07 0.08 0.05 111 0.88 0.65 6.5 5 13"
+    ),
+    ("benchmarks.md", "runs outside of the file, as the text says"): (
+        "463 457 850 809 828 1.78 1.60 1.79 2.45 6.42 1.99 1.98 2.72 17.5"
+    ),
+}
+
+
+def values_of(content: Any) -> Iterator[float]:
+    """Yield the numbers of a record, also those in its texts."""
+    match content:
+        case bool() | None:
+            pass
+        case int() | float():
+            yield float(content)
+        case str():
+            yield from map(float, re.findall(r"(?<![\w.])\d+(?:\.\d+)?", content))
+        case dict():
+            for value in content.values():
+                yield from values_of(value)
+        case list():
+            for value in content:
+                yield from values_of(value)
+
+
+def figures_of(section: str) -> Iterator[tuple[str, str]]:
+    """Yield figures and their units: those with a decimal, and those with a unit."""
+    text = re.sub(r"<!-- figures:.*?-->\n\n(\|.*\n)+", "", section)  # compared with the generator
+    text = re.sub(
+        r"```.*?```|\]\([^)]*\)|`[^`]*`|[vV]?\d+\.\d+\.\d+[\w.]*", "", text, flags=re.DOTALL
+    )
+    number = r"(?<![\w.#/-])(\d[\d,]*\.\d+|\.\d+|\d[\d,]*(?=\s(?:ns|us|ms|s|M|MB|%)(?!\w)))"
+    for figure, unit in re.findall(number + r"(?:\s(ns|us|ms|s|M|MB|%)(?!\w))?", text):
+        yield figure.replace(",", ""), unit
+
+
+def is_in(figure: str, unit: str, values: set[float]) -> bool:
+    digits = len(figure.partition(".")[2])
+    shown = float(figure)
+    near = {value * scale for value in values for scale in UNITS[unit]}
+    if unit == "%":
+        near |= {abs(1 - value) * 100 for value in values}
+    return any(abs(value - shown) <= 0.5001 * 10**-digits for value in near)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_figures_of_a_page_are_those_of_the_records_that_it_cites(path: Path) -> None:
+    known = {
+        figure
+        for (page, _), figures in NOT_RECORDED.items()
+        if page == path.name
+        for figure in figures.split()
+    }
+    wrong = []
+    for section in re.split(r"(?m)^(?=##+ )", path.read_text()):
+        cited = set(re.findall(r"bench/results/([\w-]+\.json)", section))
+        values = {value for name in cited for value in values_of(read_record(RESULTS / name))}
+        for figure, unit in figures_of(section) if cited else ():
+            if not is_in(figure, unit, values):
+                wrong.append((figure, unit))
+    assert [each for each in wrong if each[0] not in known] == []
+    assert known <= {figure for figure, _ in wrong}  # those that no longer need an exception
+
+
+# Records that cannot be repeated, each marked on the pages. There must not be more.
+DOUBTFUL = {
+    "hints": "its commit is not in the history",
+    "indexer": "of changes that were not committed",
+    "tiers-remote": "of changes that were not committed",
+    "vllm-disagg": "commit **not known**",
+    "vllm-tiers": "of changes that were not committed",
+}
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_the_commit_of_a_record_exists_and_is_clean(path: Path) -> None:
+    assert path.stem in gen_tables.MEASURES
+    if not gen_tables.has_history():
+        pytest.skip("not a clone with all commits")
+    assert [name for name in gen_tables.MEASURES[path.stem] if not (ROOT / name).exists()] == []
+    state = gen_tables.state(path)
+    usual = {"of the code as it is", "**older than the code**"}
+    assert DOUBTFUL[path.stem] in state if path.stem in DOUBTFUL else state in usual
+
+
+AGES = "benchmarks.md#the-age-of-the-records"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_a_page_that_cites_a_record_shows_its_age(path: Path) -> None:
+    """In a table of its own, or by a link to the table of all records."""
+    text = path.read_text()
+    cited = set(re.findall(r"bench/results/([\w-]+)\.json", text))
+    shown = set(re.findall(r"(?m)^\| \[`([\w-]+)`\]\(\S+\.json\) \|", text))
+    assert cited <= shown or AGES in text
