@@ -12,7 +12,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -98,6 +98,10 @@ class L2AdapterInterface:
         self.stored: list[Any] = []
         self.accessed: list[Any] = []
         self.deleted: list[Any] = []
+        self.identity: tuple[str, bool] | None = None
+
+    def set_backend_identity(self, name: str, shared: bool = False) -> None:
+        self.identity = name, shared
 
     def _notify_keys_stored(self, keys: list[Any], sizes: list[int]) -> None:
         self.stored += zip(keys, sizes, strict=True)
@@ -107,6 +111,20 @@ class L2AdapterInterface:
 
     def _notify_keys_deleted(self, keys: list[Any], sizes: list[int]) -> None:
         self.deleted += zip(keys, sizes, strict=True)
+
+
+class KeyEntry(NamedTuple):
+    """An object in a list of them."""
+
+    key: Any
+    size_bytes: int
+
+
+class KeyListPage(NamedTuple):
+    """A page of objects, and where the next one begins."""
+
+    entries: tuple[KeyEntry, ...]
+    next_page_token: str | None
 
 
 class StoragePluginInterface:
@@ -125,6 +143,7 @@ def lmcache() -> dict[str, types.ModuleType]:
             "": {"__version__": "0.5.6"},
             "lmcache_native": {"Bitmap": Bitmap},
             "logging": {"init_logger": logging.getLogger},
+            "v1.distributed.api": {"KeyEntry": KeyEntry, "KeyListPage": KeyListPage},
             "v1.distributed.internal_api": {"L2StoreResult": StoreResult},
             "v1.distributed.l2_adapters.base": {"L2AdapterInterface": L2AdapterInterface},
             "v1.platform": {"create_event_notifier": Notifier},
@@ -192,6 +211,9 @@ class ObjectKey:
     kv_rank: int = 1
     object_group_id: int = 0
     cache_salt: str = ""
+
+    def to_encoded_object_key(self) -> ObjectKey:
+        return self
 
 
 @dataclasses.dataclass(frozen=True)

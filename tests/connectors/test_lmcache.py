@@ -439,6 +439,37 @@ def test_evicted_objects_leave_the_usage_count(
     assert len(list(l2_adapter._ledger)) == 4
 
 
+def test_the_objects_of_a_server_are_listed_in_pages(adapter: MakeAdapter) -> None:
+    keys, memories = chunks(5)
+    keys = [dataclasses.replace(key, model_name=f"m{i % 2}") for i, key in enumerate(keys)]
+    l2_adapter = adapter()
+    assert l2_adapter.list_l2_keys() == ((), None)
+    store(l2_adapter, keys, memories)
+    listed: list[Any] = []
+    token = None
+    while not listed or token is not None:
+        entries, token = l2_adapter.list_l2_keys(page_size=2, cursor=token)
+        l2_adapter.delete([entry.key for entry in entries])  # skips no other
+        listed += entries
+    assert sorted(repr(entry.key) for entry in listed) == sorted(map(repr, keys))
+    assert {entry.size_bytes for entry in listed} == {memories[0].get_size()}
+    store(l2_adapter, keys, memories)
+    assert len(l2_adapter.list_l2_keys("m1").entries) == 2
+    with pytest.raises(ValueError, match="page_size is 0; give at least 1"):
+        l2_adapter.list_l2_keys(page_size=0)
+
+
+def test_a_pool_that_is_not_declared_as_shared_is_reported(
+    adapter: MakeAdapter, caplog: pytest.LogCaptureFixture
+) -> None:
+    l2_adapter = adapter()
+    l2_adapter.set_backend_identity("plugin", True)
+    assert (l2_adapter.identity, caplog.text) == (("beluga", True), "")
+    l2_adapter.set_backend_identity("plugin")
+    assert l2_adapter.identity == ("beluga", False)
+    assert 'add "shared": true to --l2-adapter' in caplog.text
+
+
 def test_an_object_is_loaded_in_its_own_layout_and_deleted_in_all(adapter: MakeAdapter) -> None:
     l2_adapter, keys, memories = filled(adapter())
     others = [Memory(OTHER, seed=7 + i) for i in range(2)]

@@ -97,6 +97,7 @@ def check_plugin(words: list[str]) -> None:
     if "--l2-adapter" in words:
         shown = json_after(words, "--l2-adapter")
         assert offers(shown["module_path"], shown["class_name"])
+        assert shown["shared"] is True
         settings_of(EngineSettings, shown["adapter_params"])
     if "--hicache-storage-backend-extra-config" in words:
         shown = json_after(words, "--hicache-storage-backend-extra-config")

@@ -10,6 +10,7 @@ another layout is another block.
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -101,6 +102,36 @@ class BelugaL2Adapter(L2AdapterInterface):
         self._owed = Owed()
         self._reader.connection.settle()
         self._writer.connection.settle()
+
+    def set_backend_identity(self, name: str, shared: bool = False) -> None:
+        """Set how LMCache's events name this adapter: "beluga" instead of "plugin"."""
+        super().set_backend_identity("beluga", shared)
+        if not shared:
+            logger.warning(
+                "beluga: the pool is not declared as shared, so LMCache's coordinator counts its "
+                'chunks and bytes once for each server; add "shared": true to --l2-adapter'
+            )
+
+    def list_l2_keys(
+        self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None
+    ) -> Any:
+        """Return a page of the objects that this server has stored, in the order of their names.
+
+        Objects of other servers are not listed: the pool has digests, and not LMCache's keys.
+        Evicted ones are listed until the next comparison with the pool. Raises ValueError.
+        """
+        from lmcache.v1.distributed.api import KeyEntry, KeyListPage
+
+        if page_size < 1:
+            raise ValueError(f"page_size is {page_size}; give at least 1")
+        names = {repr(key): key for key in self._ledger if model_name in (None, key.model_name)}
+        after = (name for name in names if cursor is None or name > cursor)
+        page = heapq.nsmallest(page_size + 1, after)
+        entries = tuple(
+            KeyEntry(names[name].to_encoded_object_key(), self._ledger.size_of(names[name]))
+            for name in page[:page_size]
+        )
+        return KeyListPage(entries, page[page_size - 1] if len(page) > page_size else None)
 
     def transfer_stats(self) -> dict[TransferClass, TransferStats]:
         """Return what the link scheduler admitted, by class, with the waiting times."""

@@ -167,7 +167,8 @@ OWED_MAX = 1 << 16  # keys
 
 
 class Ledger:
-    """Objects that this adapter stored, with their sizes in bytes. For one thread only.
+    """Objects that this adapter stored, with their sizes in bytes. One thread changes it; any
+    thread may read it.
 
     LMCache's quotas count calls of its listeners. The pool evicts without them, so the ledger is
     compared with the pool whenever it has doubled: evicted objects are then reported as deleted to
@@ -187,7 +188,11 @@ class Ledger:
         return len(self._sizes) >= self._check_at
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._sizes)
+        return iter(list(self._sizes))  # a copy, made in one step
+
+    def size_of(self, key: object) -> int:
+        """Return an object's size, or 0 if the ledger does not have it any more."""
+        return self._sizes.get(key, 0)
 
     def add(self, keys: Iterable[Any], sizes: Iterable[int]) -> None:
         """Add stored objects."""
