@@ -45,6 +45,7 @@ _LAG_MIN_S = 0.25  # minimum lag of a client that may be disconnected: its reque
 # Fields of Linux's struct tcp_info, 32 bits each.
 _INFO_UNACKED = 24  # of a listening socket: connections that wait to be accepted
 _INFO_LAST_DATA_RECV = 52  # milliseconds
+_INFO_BYTES_ACKED = 120  # the lower 32 bits: what the other side has received of the sent bytes
 _HANDSHAKE_S = 10.0  # of TLS
 _REASON_LENGTH_MAX = 80  # per logged reason
 PATIENCE_S = 75.0
@@ -71,7 +72,7 @@ ConnectionT = TypeVar("ConnectionT")
 class ConnectionSlot(Generic[ConnectionT]):
     """The slot of one connection. At first it waits for the client."""
 
-    __slots__ = ("connection", "lost", "peer", "since")
+    __slots__ = ("connection", "lost", "patience_s", "peer", "since")
 
     def __init__(self, connection: ConnectionT, peer: str, now: float) -> None:
         self.connection = connection
@@ -79,6 +80,8 @@ class ConnectionSlot(Generic[ConnectionT]):
         # When a client of RATE would have moved as many bytes; None while not waiting for it.
         self.since: float | None = now
         self.lost = False  # whether the connection was ended
+        # The longest lag now, if it is not that of the other connections
+        self.patience_s: Callable[[], float] | None = None
 
     def wait(self) -> None:
         """Wait for the client from now on."""
@@ -145,8 +148,13 @@ class ConnectionSlots(Generic[ConnectionT]):
 
     def overdue(self) -> list[ConnectionSlot[ConnectionT]]:
         """Return the slots of clients that lag too long."""
-        now = self._clock()
-        return [slot for slot in self if slot.lag_s(now) > self._patience_s]
+        now, usual_s = self._clock(), self._patience_s
+        return [
+            slot
+            for slot in self
+            if (lag_s := slot.lag_s(now)) > 0
+            and lag_s > (slot.patience_s() if slot.patience_s else usual_s)
+        ]
 
 
 class Share:
@@ -189,7 +197,7 @@ class AcceptedConnection(web.RequestHandler):
 
     __slots__ = (
         *("_arrived", "_expects_head", "_body_size", "_handled", "_head_size", "_queued"),
-        *("_share", "_unparsed_size", "slot"),
+        *("_acknowledged", "_share", "_unparsed_size", "slot"),
     )
 
     def __init__(self, server: web.Server, share: Share, **options: Any) -> None:
@@ -202,6 +210,7 @@ class AcceptedConnection(web.RequestHandler):
         self._arrived = 0  # number of requests whose heads have arrived
         self._handled: web.BaseRequest | None = None
         self._body_size = 0  # bytes of its body that have arrived
+        self._acknowledged = 0  # bytes that the client had received at the last look
         self.slot: ConnectionSlot[AcceptedConnection] = ConnectionSlot(self, "", 0.0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -240,6 +249,14 @@ class AcceptedConnection(web.RequestHandler):
         super().pause_writing()
         self.slot.wait()
 
+    def look(self) -> None:
+        """Record what a client has received that reads too slowly."""
+        if self._paused and self.transport is not None:
+            last = self._acknowledged
+            own = self.transport.get_extra_info("socket")
+            self._acknowledged = _info(own, _INFO_BYTES_ACKED)
+            self.slot.move(self._acknowledged - last & 0xFFFFFFFF)
+
     def resume_writing(self) -> None:
         """Continue after the client has read."""
         super().resume_writing()
@@ -258,6 +275,7 @@ class AcceptedConnection(web.RequestHandler):
     def ends(self) -> None:
         """Record that a response has been sent, except for what the client has yet to read."""
         self._expects_head = True
+        self.slot.patience_s = None
         if self._handled is not None and self._handled.content.is_eof():
             self._handled = None  # otherwise aiohttp drops what follows of its body for a while
         self.slot.wait()
@@ -376,6 +394,8 @@ class Acceptor:
         """Close connections of clients that lag too long, periodically."""
         while True:
             await asyncio.sleep(_OVERDUE_LOOK_S)
+            for slot in self._share.slots:
+                slot.connection.look()
             for slot in self._share.slots.overdue():
                 slot.connection.abort()
 

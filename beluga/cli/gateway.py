@@ -172,7 +172,9 @@ MaxInflight = Annotated[
 Retries = Annotated[int, Option(min=0, help="How many other workers to try after a failure.")]
 Stall = Annotated[
     float,
-    Option(min=0.1, help="Seconds of silence after which an engine counts as stalled."),
+    Option(
+        min=0.1, help="Seconds after which an engine that sends, or a client that reads, stalls."
+    ),
 ]
 HealthInterval = Annotated[float, Option(min=0.05, help="Seconds between health checks.")]
 Drain = Annotated[float, Option(min=0, help="Seconds that running requests have after SIGTERM.")]

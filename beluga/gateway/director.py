@@ -26,6 +26,7 @@ from beluga.gateway.metrics import Metrics
 from beluga.gateway.parsed_request import SLOW_SIZE, ParsedRequest, in_prompt_thread
 from beluga.gateway.protocol import Refusal
 from beluga.gateway.settings import Limits
+from beluga.http_server import PATIENCE_S
 from beluga.router import Choice, Constraints, Query, Router, RouterQueue
 
 # ---- The wait queue
@@ -259,6 +260,9 @@ engine is up. A check runs meanwhile, because an idle connection closed by the e
 failure.
 """
 
+WANTED_S = 3.0
+"""How long a client may read nothing of its response while requests wait for its place."""
+
 COUNTED_S = 1.0
 """Interval at which a running response's token times are added to the metrics."""
 
@@ -305,6 +309,10 @@ class Placement:
     def end(self) -> None:
         """End the tracking of the request."""
         self._director.end(self._name, self.engine)
+
+    def reader_patience_s(self) -> float:
+        """Return for how many seconds the client may read nothing of the response."""
+        return self._director.reader_patience_s(self.engine)
 
     def first_token(self) -> None:
         """Record that the engine has started to respond, so its prefill is done."""
@@ -506,6 +514,17 @@ class Director:
         engines = self._fleet.serving(model)
         serving = any(engine.serving for engine in engines)
         return busy_for(waited_s) if serving else _none_up(engines)
+
+    def reader_patience_s(self, engine: Engine) -> float:
+        """Return for how many seconds a client of an engine may read nothing of its response. It
+        is a few seconds while requests wait that the engine could serve.
+        """
+        wanted = any(
+            self._wait_queue.waiting((model, maker))
+            for model in (None, *engine.models)
+            for maker in (None, engine.worker.worker_id)
+        )
+        return min(self._limits.stall_s, WANTED_S if wanted else PATIENCE_S)
 
     def prefill_done(self, name: int) -> None:
         if self._router.tracker.prefill_done(name, time.monotonic()):

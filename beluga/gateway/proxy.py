@@ -45,7 +45,7 @@ from beluga.gateway.protocol import (
 )
 from beluga.gateway.remote import Remote
 from beluga.gateway.settings import Limits
-from beluga.http_server import is_own_shortage
+from beluga.http_server import connection_of, is_own_shortage
 from beluga.listening import plain_path
 
 log = logging.getLogger(__name__)
@@ -395,6 +395,7 @@ class Proxy:
         target: web.StreamResponse,
         placement: Placement,
     ) -> None:
+        connection_of(request).slot.patience_s = placement.reader_patience_s
         try:
             await target.prepare(request)
             await relay(source, first, target, placement.tokens)

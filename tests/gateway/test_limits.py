@@ -10,6 +10,8 @@ import gzip
 import json
 import logging
 import resource
+import signal
+import sys
 import threading
 import urllib.request
 from collections import Counter
@@ -32,6 +34,7 @@ from support import role
 from beluga import http_server as listening
 from beluga.errors import BadReplyError, RouterError
 from beluga.gateway import cache as cache_module
+from beluga.gateway import director
 from beluga.gateway.acceptor import raise_file_limit
 from beluga.gateway.cache import Cache
 from beluga.gateway.engine import Health
@@ -300,6 +303,59 @@ async def test_a_client_that_stalls_too_long_is_disconnected_before_the_buffer_i
                 writer.write(sent)
                 assert await reader.read() == b""
                 writer.close()
+
+
+READER = """
+import socket, sys, time
+peer = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+peer.sendall(sys.argv[2].encode())
+print(len(peer.recv(100)), flush=True)
+time.sleep(float(sys.argv[3]))
+while peer.recv(1 << 16):
+    time.sleep(0.001)
+"""
+
+
+@pytest.mark.parametrize(
+    ("stopped", "waiting", "stall_s", "is_cut"),
+    [
+        (False, True, 60, True),
+        (True, True, 60, True),
+        (True, False, 60, False),
+        (True, False, 1, True),
+    ],
+)
+async def test_a_client_that_reads_nothing_loses_its_place_to_one_that_waits(
+    stopped: bool, waiting: bool, stall_s: float, is_cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without one it has the patience of ``--stall``."""
+    monkeypatch.setattr(director, "WANTED_S", 1.0)
+    engine = FakeEngine(words=("x" * (1 << 16),) * 400)
+    async with routed(engine, inflight_max=1, stall_s=stall_s) as site:
+        body = '{"model": "fake", "prompt": "a", "stream": true}'
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}"
+        arguments = (
+            str(site.service.address.port),
+            f"{head}\r\n\r\n{body}",
+            "0.01" if stopped else "99",
+        )
+        reader = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", READER, *arguments, stdout=asyncio.subprocess.PIPE
+        )
+        assert reader.stdout is not None
+        try:
+            assert await reader.stdout.readline() == b"100\n"
+            if stopped:
+                reader.send_signal(signal.SIGSTOP)
+            if waiting:
+                engine.words = ("y",)
+                assert (await asyncio.wait_for(site.completed(), 10))[0] == 200
+            else:
+                await asyncio.sleep(4)
+            assert (engine.cancelled, site.inflight()) == (is_cut, not is_cut)
+        finally:
+            reader.kill()
+            await reader.wait()
 
 
 async def test_all_unfinished_heads_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
