@@ -79,6 +79,7 @@ class Server:
                 },
             }
         )
+        adapter.shared = True
         memory = L1MemoryManagerConfig(
             size_in_bytes=32 << 20, use_lazy=False, shm_name=f"beluga-test-{os.getpid()}"
         )
@@ -106,6 +107,17 @@ class Server:
         while (stored := self.manager.get_l2_usages()[0][0]) < wanted and time.monotonic() < end:
             time.sleep(0.02)
         return int(stored)
+
+    def listed(self) -> dict[str, Any]:
+        """Return the sizes of the objects that L2 lists, and how LMCache's events name it."""
+        (adapter,) = self.manager._l2_adapters.values()
+        sizes: list[int] = []
+        token = None
+        while not sizes or token is not None:
+            page = adapter.list_l2_keys("org/model", 5, token)
+            sizes += [entry.size_bytes for entry in page.entries]
+            token = page.next_page_token
+        return {"sizes": sizes, "name": adapter._backend_name, "shared": adapter._shared}
 
     def load(self, layout: MemoryLayoutDesc | None = None) -> dict[str, Any]:
         """Prefetch the chunks of both ranks. Returns the hits from L2, and which of them are

@@ -98,6 +98,8 @@ def test_lmcache_loads_objects_stored_by_another_process(
     with IndexServer(pool):
         first = start("lmcache_role.py", "20000")
         assert first.request("store") == 16 * 16384
+        listed = {"sizes": [16384] * 16, "name": "beluga", "shared": True}
+        assert first.request("listed") == listed
         assert first.request("clear")
         assert first.request("load").items() >= everything.items()
         assert first.request("engine_store") == 8
