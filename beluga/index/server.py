@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from beluga.pool import Pool
 
 _COUNT_MAX = (1 << 31) - 1
+_NUMBER = (1 << 32) - 1  # the bits of a tier's number in its id
 _logger = logging.getLogger(__name__)
 
 MAP_CELL = record_dtype("bl_map_cell")
@@ -116,7 +117,13 @@ class IndexServer(Server):
             lib.bl_index_hint_part(self._index, budget)
 
     def attach_lower(
-        self, count_max: int, *, wait: bool, unknown: int, names: Sequence[str] | None = None
+        self,
+        count_max: int,
+        *,
+        wait: bool,
+        unknown: int,
+        names: Sequence[str] | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> int:
         """Attach lower tiers, before :meth:`start`.
 
@@ -124,7 +131,8 @@ class IndexServer(Server):
         bits, the tiers that may hold keys that were never reported to the server; the others hold
         at most ``count_max`` blocks. ``names`` are the names of the tiers in order: a removal that
         a tier has not executed waits for the tier of that name (default: that of the same number).
-        A set of disks is named "disk" and its number in hexadecimal digits.
+        ``numbers`` are 32 bits that tell tiers of equal names apart: the number of a set of disks,
+        and of a store.
         Returns the token of their service (:class:`~beluga.index.LowerWork`).
         """
         token = secrets.randbits(64)
@@ -134,7 +142,7 @@ class IndexServer(Server):
             names = [str(number) for number in range(1, tiers.bit_length())]
         self._tier_count = len(names)
         ids = np.zeros(8, np.uint64)
-        ids[1 : len(names) + 1] = [_tier_id(name) for name in names]
+        ids[1 : len(names) + 1] = list(map(_tier_id, names, numbers or [0] * len(names)))
         with self._running():
             raise_for_status(
                 lib.bl_lower_attach(self._index, count, wait, unknown, token),
@@ -144,8 +152,8 @@ class IndexServer(Server):
         return token
 
     def give_up_tier(self, name: str) -> None:
-        """Drop a lower tier that this server does not have, with its pending removals; "disk" means
-        all sets of disks that it does not have.
+        """Drop the lower tiers of a name that this server does not have, with their pending
+        removals: all sets of disks, or all stores of this name, but its own.
 
         Call this before :meth:`start`. The tier's contents must never be used below this pool
         again.
@@ -153,30 +161,37 @@ class IndexServer(Server):
         Raises BadValueError for too many tiers.
         """
         with self._running():
-            ids = {_tier_id(name), *(self._disk_sets() if name == "disk" else ())}
-            for tier in sorted(ids):
+            for tier in sorted({_tier_id(name), *self._listed(name)}):
                 if lib.bl_lower_give_up(self._index, tier) < 0:
                     raise BadValueError("too many lower tiers are dropped in one start; drop fewer")
 
-    def pending_removals(self, name: str) -> NDArray[np.uint64]:
-        """Return the keys whose removal from the tier of this name may be pending, from the lines
-        of this server and of its predecessor.
+    def pending_removals(self, name: str, number: int) -> NDArray[np.uint64]:
+        """Return the keys whose removal from the tier of this name and number may be pending, from
+        the lines of this server and of its predecessor.
         """
         keys = [np.zeros((0, 2), np.uint64)]
         for half in range(2):
             for lines in read_entries(self._pool, half):
-                of_tier = lines["fingerprint"] == _tier_id(name)
+                of_tier = lines["fingerprint"] == _tier_id(name, number)
                 keys.append(lines["key"][of_tier & (lines["state"] == lib.BL_ENTRY_REMOVED)])
         return np.unique(np.concatenate(keys), axis=0)
 
-    def _disk_sets(self) -> set[int]:
-        """Return the ids of the sets of disks that the pool lists."""
-        sets: set[int] = set()
+    def tier_numbers(self, name: str) -> list[int]:
+        """Return the numbers of the tiers of this name that the pool lists, the latest first."""
+        tiers = self._listed(name)
+        return [tier & _NUMBER for tier in sorted(tiers, key=tiers.__getitem__, reverse=True)]
+
+    def _listed(self, name: str) -> dict[int, int]:
+        """Return the ids of the tiers of this name that the pool lists, and when each was listed:
+        its generation.
+        """
+        tiers: dict[int, int] = {}
         for half in range(2):
             for lines in read_entries(self._pool, half):
-                ids = lines["fingerprint"][lines["state"] == lib.BL_ENTRY_TIER]
-                sets.update(tier for tier in ids.tolist() if tier >> 32 == _tier_id("disk") >> 32)
-        return sets
+                listed = lines[lines["state"] == lib.BL_ENTRY_TIER]
+                ids, times = listed["fingerprint"].tolist(), listed["generation"].tolist()
+                tiers.update(zip(ids, times, strict=True))
+        return {tier: when for tier, when in tiers.items() if tier >> 32 == _tier_id(name) >> 32}
 
     def lower_reported(self) -> None:
         """Mark that all keys of the lower tiers have been reported. Until then, the server assumes
@@ -303,11 +318,7 @@ class IndexServer(Server):
         return IndexStat.of(out)
 
 
-def _tier_id(name: str) -> int:
-    """Return the id of a lower tier; never 0. The ids of all sets of disks have equal upper
-    halves.
-    """
-    kind, _, number = name.partition(" ")
-    if kind == "disk" and number:
-        return _tier_id(kind) >> 32 << 32 | int(number, 16) & 0xFFFFFFFF
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") | 1
+def _tier_id(name: str, number: int = 0) -> int:
+    """Return the id of a lower tier; never 0. Tiers of one name have equal upper halves."""
+    unnumbered = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") | 1
+    return unnumbered & ~_NUMBER | number & _NUMBER if number else unnumbered

@@ -23,10 +23,12 @@ from __future__ import annotations
 import functools
 import logging
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,7 +60,7 @@ from beluga.tiers.poolside import (
     padded,
     take_name,
 )
-from beluga.tiers.remote import RemoteTier
+from beluga.tiers.remote import RemoteTier, open_remote
 from beluga.tiers.settings import LateTier, TierSettings
 from beluga.tiers.tier import BLOCK, remove_durably, replaces
 from beluga.transfer import IoHandle, LinkSettings, TransferClass, host_link
@@ -151,24 +153,31 @@ class TierService:
         self._server, self._pool, self._host = server, pool, host
         self._settings = tiers if isinstance(tiers, TierSettings) else None
         self._disk_set: DiskSet | None = None
+        self._required: list[tuple[int | None, bool]] = []  # of each store, see RemoteTier.require
         self.tiers: tuple[LowerTier, ...] = ()
         if isinstance(tiers, TierSettings):
             wait, admission = tiers.waits, tiers.policy(server, pool)
             names, count_max = list(tiers.names), tiers.block_count_max(pool)
             self._disk_set = tiers.disk_set()
-            if tiers.disks:
-                names[0] = _name_of_set(self._disk_set.number)
+            numbers = [self._disk_set.number] * bool(tiers.disks)
+            for url, name in zip(tiers.remotes, names[len(numbers) :], strict=True):
+                with closing(open_remote(url)) as store:
+                    numbers.append(self._store_number(name, store))
             listed = [True] * bool(tiers.disks) + [False] * len(tiers.remotes)
         else:
             self.tiers = tuple(tiers)
             count_max = sum(tier.block_count_max for tier in tiers)
             listed = [_lists_keys(tier) for tier in tiers]
-            names = ["disk" if _lists_keys(tier) else tier.name for tier in tiers]
+            names = _distinct(["disk" if _lists_keys(tier) else tier.name for tier in tiers])
+            numbers = [
+                self._store_number(name, tier) if isinstance(tier, RemoteTier) else 0
+                for name, tier in zip(names, tiers, strict=True)
+            ]
         if not 1 <= len(listed) <= TIERS_MAX:
             raise TierError(f"there are {len(listed)} lower tiers; give 1 to {TIERS_MAX}")
         unknown = sum(_bit(number) for number, known in enumerate(listed) if not known)
         self._token = server.attach_lower(
-            count_max, wait=wait, unknown=unknown, names=_distinct(names)
+            count_max, wait=wait, unknown=unknown, names=_distinct(names), numbers=numbers
         )
         self._saving = threading.Lock()  # held while saving to or removing from the first tier
         self.retries = [Retries() for _ in listed]
@@ -212,6 +221,9 @@ class TierService:
         # A disk also saves blocks that only a remote store has (bl_lower_add).
         self._nearer = np.uint8(_bit(0) if _lists_keys(self.tiers[0]) else 0xFF)
         self._handle = self._handle_of_link()
+        remotes = [tier for tier in self.tiers if isinstance(tier, RemoteTier)]
+        for remote, required in zip(remotes, self._required, strict=True):
+            remote.require(*required)
         for number, tier in enumerate(self.tiers):
             tier.on_lost(functools.partial(self._lost, _bit(number)))
         disk = self.tiers[0]
@@ -240,7 +252,20 @@ class TierService:
     def _missed(self) -> NDArray[np.uint64]:
         """Return the keys whose removal from the former set of disks is pending."""
         former = None if self._disk_set is None else self._disk_set.former
-        return self._server.pending_removals("" if former is None else _name_of_set(former))
+        name = "" if former is None else "disk"
+        return self._server.pending_removals(name, former or 0)
+
+    def _store_number(self, name: str, tier: RemoteTier) -> int:
+        """Return the number that removals in a store are recorded under: the one in the store, or,
+        while the store does not reply, the last one of this name. The tier is used once the store
+        has confirmed it.
+        """
+        listed = self._server.tier_numbers(name)
+        number = tier.store_number(listed)
+        is_new = number is None and not listed
+        required = number or next(iter(listed), secrets.randbits(32) | 1)
+        self._required.append((None if number else required, is_new))
+        return required
 
     def stop(self) -> None:
         """Finish running work and stop the threads. Idempotent."""
@@ -696,11 +721,6 @@ class _SlowTier:
             _failed(self._tier.name, error)
         finally:
             self._sides.put(side)
-
-
-def _name_of_set(number: int) -> str:
-    """Return the name of a set of disks in remembered removals."""
-    return f"disk {number:x}" if number else "disk"  # 0: from before there were sets
 
 
 def _bit(number: int) -> int:

@@ -131,17 +131,11 @@ class TierSettings:
         return set_of([Path(path) for path in self.disks])
 
     def others(self, names: Sequence[str]) -> list[str]:
-        """Convert names of tiers to those in remembered removals; "disk" means all disks but these.
-        Raises :class:`~beluga.errors.TierError` for one of these tiers.
+        """Convert names of tiers to those in remembered removals: "disk" means all disks but these,
+        and a URL all stores there but the one that these settings reach. Raises
+        :class:`~beluga.errors.TierError`.
         """
-        others = [name if name == "disk" else store_name(name) for name in names]
-        for name in others:
-            if name != "disk" and name in self.names:
-                raise TierError(
-                    f"{name} is a tier of this server; drop it from the settings first, or do not "
-                    "forget it"
-                )
-        return others
+        return [name if name == "disk" else store_name(name) for name in names]
 
     @property
     def waits(self) -> bool:

@@ -81,6 +81,10 @@ class DictStore:
         self._begin("put")
         self.objects[name] = bytes(data)
 
+    def create(self, name: str, data: memoryview) -> None:
+        self._begin("put")
+        self.objects.setdefault(name, bytes(data))
+
     def exists(self, names: Sequence[str]) -> list[bool]:
         assert len(names) <= self.batch
         self._begin("exists")
@@ -216,9 +220,13 @@ class FakeS3:
 
             def do_PUT(self) -> None:
                 data = self.rfile.read(int(self.headers["Content-Length"]))
-                if not self._refused("PUT"):
-                    owner.objects[self.path] = data
-                    self._answer(200)
+                if self._refused("PUT"):
+                    return
+                if self.headers["If-None-Match"] == "*":
+                    self._answer(200 if owner.objects.setdefault(self.path, data) is data else 412)
+                    return
+                owner.objects[self.path] = data
+                self._answer(200)
 
             def do_GET(self) -> None:
                 if not self._refused("GET"):

@@ -433,6 +433,24 @@ def test_a_store_at_another_endpoint_or_account_has_another_name(
         store_name("s3://bucket/p?endpoint=nowhere")
 
 
+@pytest.mark.parametrize("kind", ["file", "s3", pytest.param("redis", marks=pytest.mark.slow)])
+def test_servers_that_open_a_store_at_once_agree_on_its_number(kind: str, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        if kind == "redis":
+            need_redis_server()
+            redis = RedisServer()
+            stack.callback(redis.kill)
+        fake = stack.enter_context(closing(FakeS3()))
+        url = {"file": f"file://{tmp_path}", "s3": fake.url()}.get(kind) or redis.url
+        tiers = [stack.enter_context(closing(open_remote(url))) for _ in range(6)]
+        with ThreadPoolExecutor(len(tiers)) as threads:
+            (number,) = set(threads.map(lambda tier: tier.store_number([]), tiers))
+        assert number is not None
+        assert tiers[0].store_number([number + 1]) == number
+        tiers[1]._store.put("beluga-store", memoryview(b"damaged"))
+        assert tiers[0].store_number([]) is None
+
+
 Lines = tuple[socket.socket, socket.socket]
 
 

@@ -276,6 +276,112 @@ def test_a_removal_waits_for_its_tier_also_if_a_server_runs_without_it(make: Mak
     assert not scene.in_store("block")
 
 
+def number_of(store: FaultyStore) -> bytes:
+    return store.objects["beluga-store"]
+
+
+def refusing_swap(scene: Scene, other: FaultyStore) -> FaultyStore:
+    """Remove a block from a store that refuses, and start a server over another store behind the
+    same URL.
+    """
+    _, store = refusing(scene)
+    scene.store = other
+    scene.restart()
+    return store
+
+
+@pytest.mark.parametrize("disk", [True, False])
+def test_a_removal_waits_for_its_store_while_another_one_is_at_its_url(
+    make: Make, disk: bool
+) -> None:
+    scene, other = make(disk=disk), FaultyStore()
+    store = refusing_swap(scene, other)
+    assert scene.server.lower_stat().removal_parked == 1
+    assert number_of(store) != number_of(other)
+    scene.put_surely("later", 0)
+    scene.offered()
+    scene.store = store
+    store.heal()
+    scene.restart()
+    assert scene.get("block") is None
+    scene.settle()
+    assert not scene.in_store("block")
+    scene.given_up = ("test://store",)  # the other one, not the server's own
+    scene.restart()
+    assert scene.server.lower_stat().tier_count == 1 + disk
+
+
+def test_a_store_whose_marker_was_deleted_is_another_store(make: Make) -> None:
+    scene, store = refusing(make(disk=False))
+    before = store.objects.pop("beluga-store")
+    scene.restart()
+    assert number_of(store) != before
+    assert scene.server.lower_stat().removal_parked == 1
+
+
+@pytest.mark.parametrize("fault", ["refused", "lost"])
+@pytest.mark.parametrize("marked", [True, False], ids=["marked", "unmarked"])
+def test_a_pool_starts_before_its_store_can_be_read(
+    shm: Path, make: Make, fault: str, marked: bool
+) -> None:
+    def unreadable() -> FaultyStore:
+        store = FaultyStore()
+        if marked:
+            store.objects["beluga-store"] = b"1" * 32
+        getattr(store, fault).update({"get", "exists", "put"})
+        return store
+
+    scene = make(disk=False, make_store=unreadable)
+    store = scene.faulty
+    scene.remove("block")
+    assert scene.pending() == 1
+    store.heal()
+    scene.settle()
+    scene.put_surely("block", 0)
+    scene.offered()
+    assert eventually(lambda: scene.put("block", 0) and saves(scene, "block"))
+    store.refused = {"delete"}
+    scene.remove("block")
+    for readable in (True, False):  # the number that the pool has chosen stays
+        store.lost = set() if readable else {"get", "exists"}
+        scene.restart()
+        assert scene.server.lower_stat().removal_parked == 0
+        assert scene.pending() == 1
+        assert scene.get("block") is None
+    store.heal()
+    scene.settle()
+    assert not scene.in_store("block")
+
+
+def saves(scene: Scene, name: str) -> bool:
+    """Whether the store has the block, after another offer of it."""
+    list(scene.service.save_missing(threading.Event()))
+    return scene.in_store(name)
+
+
+def test_a_store_that_can_be_read_late_and_is_another_one_is_not_used(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = FaultyStore()
+    other.objects["beluga-store"] = b"1" * 32
+    other.lost = {"get", "exists"}
+    scene = make(disk=False)
+    key = scene.stored("block")
+    other.objects |= {name: data for name, data in key.objects.items() if name != "beluga-store"}
+    store = refusing_swap(scene, other)
+    assert scene.server.lower_stat().removal_parked == 0
+    other.heal()
+    assert eventually(lambda: scene.get("block") is not None or "another store" in caplog.text)
+    assert scene.get("block") is None
+    assert scene.pending() == 1
+    assert scene.in_store("block")
+    scene.store = store
+    store.heal()
+    scene.restart()
+    scene.settle()
+    assert not scene.in_store("block")
+
+
 @pytest.mark.parametrize("lacking", ["disk", "store"])
 def test_a_removal_reaches_a_tier_that_the_server_lacks(
     make: Make, lacking: str, caplog: pytest.LogCaptureFixture

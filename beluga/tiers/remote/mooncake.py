@@ -19,6 +19,7 @@ from beluga.tiers.remote.store import Contents, RefusedError, RemoteSettings
 
 _PACKAGE = "mooncake-transfer-engine"
 _ABSENT = (-703, -704)  # the object is being written, or does not exist
+_PRESENT = -705
 _FULL = -200
 _INVALID = (-10, -400, -600)  # the buffer is too small, or the name or the size is invalid
 _DEFAULTS = {
@@ -69,14 +70,21 @@ class MooncakeStore:
             raise ConnectionError(f"get returned {len(contents)} bytes instead of {size}")
         return contents
 
+    def create(self, name: str, data: memoryview) -> None:
+        """Store an object unless there is one of that name."""
+        status = self._client().put(name, data)
+        self._check(0 if status == _PRESENT else status, len(data))
+
     def put(self, name: str, data: memoryview) -> None:
         """Store an object."""
-        status = self._client().upsert(name, data)
+        self._check(self._client().upsert(name, data), len(data))
+
+    def _check(self, status: int, size: int) -> None:
         if status == _FULL:
             raise RefusedError("the store is full")
         if status in _INVALID:
             raise RefusedError(
-                f"the store does not take an object of {len(data)} bytes: status {status}"
+                f"the store does not take an object of {size} bytes: status {status}"
             )
         if status:
             raise ConnectionError(f"put: status {status}")

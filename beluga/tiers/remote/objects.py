@@ -100,6 +100,19 @@ class ObstoreStore:
         except Exception as error:
             raise self._judged(error) from error
 
+    def create(self, name: str, data: memoryview) -> None:
+        """Store an object unless there is one of that name."""
+        answers = self._obstore.exceptions
+        try:
+            with no_panic():
+                self._obstore.put(self._store, name, data, use_multipart=False, mode="create")
+        except (answers.AlreadyExistsError, answers.PreconditionError):
+            pass
+        except Exception as error:
+            if "501" not in _line(error):  # a server without conditional requests
+                raise self._judged(error) from error
+            self.put(name, data)
+
     def exists(self, names: Sequence[str]) -> list[bool]:
         """Return which of the objects exist, with one request each."""
         return [self._exists(name) for name in names]

@@ -25,6 +25,10 @@ class RefusedError(TierError):
 class ObjectStore(Protocol):
     """A store of named, immutable objects. Thread-safe.
 
+    A store may also have ``create(name, data)``, which stores an object unless there is one of that
+    name. Without it, two servers that open a new store at the same moment may number it twice; the
+    one whose number was replaced uses the store from its next start on.
+
     A call ends within about ``RemoteSettings.operation_s``, as far as the client library can ensure
     this. It raises RefusedError for a reply that a retry would not change, and any other exception
     if the store does not reply.

@@ -17,6 +17,11 @@ offset bytes content
 ====== ===== =======================================================================
 
 All numbers are little-endian. Another version uses other object names.
+
+The object ``beluga-store`` identifies the store: 32 random hexadecimal digits, of which the first 8
+are its number in the pools' records of removals. The first server that opens the store creates it.
+A pool whose first server could not reach the store has chosen another number; then the object
+``beluga-store-N`` confirms it.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ import itertools
 import logging
 import os
 import random
+import re
 import threading
 import time
 import uuid
@@ -70,6 +76,7 @@ _SECONDS = REGISTRY.histogram("beluga_tier_operation_seconds", "Time of one stor
 
 _TRIAL = "beluga-trial"
 _PROBE = "beluga-probe"
+_MARKER = "beluga-store"
 _WRONG_LIMIT = 65536  # limit of remembered names of wrong objects
 
 VERSION = 1
@@ -84,6 +91,7 @@ HEADER: np.dtype[np.void] = np.dtype(
     ]
 )
 _MAGIC = b"BELUGAKV"
+_MARKED = re.compile(rb"[0-9a-f]{32}")
 _CHECKED = HEADER.itemsize - 4
 
 
@@ -122,6 +130,8 @@ class RemoteTier:
         self._closing = threading.Event()
         self._pid = os.getpid()
         self._limit = LogLimit()
+        self._required: tuple[int, bool] | None = None
+        self._confirming = False  # the required number is being compared, or is another store's
         BREAKER_STATE.set(lambda: self._breaker.state, tier=name)
         _ABANDONED.set(lambda: self._workers.abandoned, tier=name)
 
@@ -241,6 +251,72 @@ class RemoteTier:
         ]
         return removed
 
+    def store_number(self, listed: Sequence[int]) -> int | None:
+        """Return the number of the store, one of ``listed`` if it has one of these; None if it does
+        not reply. The marker is created if it is missing.
+        """
+        future = self._workers.submit(partial(self._number, listed), urgent=True)
+        self._finish([future], time.monotonic() + self._settings.operation_s)
+        return future.result() if _succeeded(future) else None
+
+    def require(self, number: int | None, is_new: bool = False) -> None:
+        """Return only misses, save nothing and remove nothing until the store has confirmed this
+        number. ``is_new``: no store has confirmed it before, so any store may. None: the number is
+        confirmed.
+        """
+        self._confirming = False
+        self._required = None if number is None else (number, is_new)
+
+    def _number(self, listed: Sequence[int]) -> int:
+        number = self._marker(uuid.uuid4().hex)
+        for other in listed if number not in listed else ():
+            alias = f"{_MARKER}-{other:08x}"
+            if self._operate("contains", partial(self._store.exists, [alias]))[0]:
+                return other
+        return number
+
+    def _marker(self, text: str) -> int:
+        """Return the number in the store's marker, which is created with this text if there is
+        none.
+        """
+        read = partial(self._operate, "load", partial(self._store.get, _MARKER))
+        if read() is None:
+            create = getattr(self._store, "create", self._store.put)
+            self._operate("save", partial(create, _MARKER, memoryview(text.encode())))
+        contents = bytes(read() or b"")
+        if not _MARKED.fullmatch(contents):
+            self._warn("marker", f"the object {_MARKER} is damaged; delete it, and restart servers")
+            raise WrongObjectError(_MARKER)
+        return int(contents[:8], 16) or 1
+
+    def _confirms(self) -> bool:
+        """Return whether no number is required; otherwise compare it in the background."""
+        required = self._required
+        if required is None:
+            return True
+        with self._lock:
+            begins, self._confirming = not self._confirming, True
+        if begins:
+            self._workers.submit(partial(self._confirm, *required), urgent=True)
+        return False
+
+    def _confirm(self, number: int, is_new: bool) -> None:
+        try:
+            if is_new and self._marker(f"{number:08x}{uuid.uuid4().hex[8:]}") != number:
+                put = partial(self._store.put, f"{_MARKER}-{number:08x}", memoryview(b"1"))
+                self._operate("save", put)
+            elif not is_new and self._number([number]) != number:
+                _logger.warning(
+                    "%s is another store than the one that this pool used: it is not used until "
+                    "the server is started again",
+                    self._name,
+                )
+                return
+        except BaseException:
+            self._confirming = False  # the next call tries again
+            raise
+        self._required = None
+
     def probe(self) -> None:
         """Log a warning if the store accepts an object but does not allow its deletion."""
         name, until = f"{_PROBE}-{uuid.uuid4()}", time.monotonic() + self._settings.load_s
@@ -281,7 +357,7 @@ class RemoteTier:
         if self._closing.is_set():
             raise TierError(f"{self._name} is closed")
         if self._breaker.closed:
-            return True
+            return self._confirms()
         self._workers.reap()
         if self._breaker.begin_trial():
             trial = self._workers.submit(partial(self._store.exists, [_TRIAL]), urgent=True)

@@ -78,6 +78,10 @@ class ValkeyStore:
         """Store an object."""
         self._execute("SET", name, data)
 
+    def create(self, name: str, data: memoryview) -> None:
+        """Store an object unless there is one of that name."""
+        self._execute("SET", name, data, "NX")
+
     def exists(self, names: Sequence[str]) -> list[bool]:
         """Return which of the objects exist, with one request."""
         try:
