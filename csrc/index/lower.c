@@ -511,6 +511,12 @@ int bl_lower_refusal(const bl_index *index, int status)
                                                                           : status;
 }
 
+int bl_lower_lists(const bl_index *index, const uint64_t key[2])
+{
+    const bl_lower_entry *entry = index->lower ? bl_lower_entry_of(index->lower, key) : NULL;
+    return entry != NULL && entry->tiers != 0;
+}
+
 void bl_lower_remove(bl_index *index, const uint64_t key[2], int64_t number)
 {
     bl_lower *lower = index->lower;
