@@ -16,6 +16,7 @@ import functools
 import logging
 import threading
 import time
+from collections import OrderedDict
 from typing import TYPE_CHECKING, TypeVar
 
 from beluga.connectors.settings import LINK_OFF
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+CACHES_MAX = 256  # per session: LMCache's namespaces have the salts that its clients choose
 SETTLE_S = 10.0  # longest wait of a starting engine
 
 
@@ -68,7 +70,7 @@ class Attachment:
         except BaseException:
             self.pool.close()
             raise
-        self._caches: dict[bytes, KVCache] = {}
+        self._caches: OrderedDict[bytes, KVCache] = OrderedDict()  # the last used one is last
         self.record_pins: dict[bytes, tuple[bytes, Pins]] = {}  # of the records module
         self.io_handle = self._placed(logger or logging.getLogger(__name__))
 
@@ -93,17 +95,14 @@ class Attachment:
         """Return what the link scheduler admitted for this session, by class."""
         if self.io_handle is None:
             return {}
-        stats = {kind: self.io_handle.transfer_stats(kind) for kind in TransferClass}
-        for cache in self._caches.values():
-            more = cache.transfer_stats(own=True)  # copies by engines with their own handles
-            stats = {kind: stats[kind].plus(more[kind]) for kind in TransferClass}
-        return stats
+        return {kind: self.io_handle.transfer_stats(kind) for kind in TransferClass}
 
     def cache(
         self, namespace: Namespace, engine: Callable[[Pool], CopyEngine | None] = lambda _: None
     ) -> KVCache:
         """Return the cache of a namespace on this session. ``engine`` is called with the pool and
-        returns a copy engine, or None for blocks in host memory.
+        returns a copy engine, or None for blocks in host memory. The cache is open until
+        CACHES_MAX other namespaces were used.
         """
         cache = self._caches.get(namespace.digest)
         if cache is None:
@@ -120,6 +119,9 @@ class Attachment:
                 onboard=self.onboard_s > 0,
             )
             self._caches[namespace.digest] = cache
+            if len(self._caches) > CACHES_MAX:
+                self._caches.popitem(last=False)[1].close()
+        self._caches.move_to_end(namespace.digest)
         return cache
 
     def close(self) -> None:

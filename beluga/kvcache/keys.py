@@ -166,7 +166,7 @@ def hash_keys(values: Iterable[bytes | str]) -> NDArray[np.uint8]:
     return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(digests), 32)
 
 
-_FILES_MAX = 4096  # namespaces per pool
+_FILES_MAX = 4096  # namespaces per pool; clients that choose salts can fill half of them
 _FOLDER = "namespaces"
 _SALTS = {"cache_salt"}  # fields that hold a tenant's secret (beluga/connectors/lmcache/)
 
@@ -195,7 +195,7 @@ def leave_namespace(directory: Path, namespace: Namespace) -> None:
         file.parent.mkdir(exist_ok=True)
         if file.parent.stat().st_uid == os.geteuid():
             file.parent.chmod(rights & 0o2770)
-        if len(list(file.parent.iterdir())) >= _FILES_MAX:
+        if len(list(file.parent.iterdir())) >= (_FILES_MAX // 2 if secret else _FILES_MAX):
             return
         draft = file.with_suffix(f".{os.getpid()}")
         draft.touch(mode=0o600)

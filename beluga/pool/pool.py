@@ -358,6 +358,7 @@ class Pool(OfThisProcess):
         with self._lock:
             if self._closing:
                 raise ValueError("the pool is closed")
+            self._ends = [method for method in self._ends if method() is not None]
             self._ends.append(weakref.WeakMethod(end))
 
     def close(self) -> None:

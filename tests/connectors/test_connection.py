@@ -6,10 +6,12 @@ not.
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -34,6 +36,7 @@ from beluga.errors import (
     SecondHostError,
     TransferCancelledError,
 )
+from beluga.kvcache import keys as keys_module
 from beluga.transfer import ENGINES, DsaEngine, TransferClass
 from tests.transfer import stand_in
 
@@ -316,6 +319,32 @@ def test_transfer_stats_outlive_their_session_and_the_connection(
         assert connection.attempt("putting", put) == 4
         connection.close()
         assert bytes_of() == 8 * 4096
+
+
+def test_salts_that_clients_choose_grow_neither_memory_nor_files(
+    server: IndexServer, session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "CACHES_MAX", 16)
+    monkeypatch.setattr(keys_module, "_FILES_MAX", 64)
+    attachment = session()
+    folder = attachment.pool.runtime_dir / "namespaces"
+
+    def use(first: int, end: int) -> tuple[int, int]:
+        """Use the caches of some salts. Returns the bytes of Python's objects and the files."""
+        for salt in range(first, end):
+            attachment.cache(Namespace({"name": "test"}, salt=str(salt))).lookup(DIGESTS[:1])
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0], len(list(folder.iterdir()))
+
+    tracemalloc.start()
+    try:
+        before, _ = use(0, 100)
+        after, files = use(100, 1_000)
+    finally:
+        tracemalloc.stop()
+    assert after - before < 100_000  # of 900 caches
+    assert files == 32
+    assert put(attachment) == 4 and len(list(folder.iterdir())) == files + 1  # others have room
 
 
 @pytest.mark.parametrize("prefault", [True, False])
