@@ -301,7 +301,7 @@ def report(
     count = sum(bool(catch.scenario) for catch in catches.values())
     cut = sum(catch.cut for catch in catches.values())
     if not options.json:
-        print(f"{exempted} mutants are exempt, with reasons in tests/sim/exemptions.py")
+        print(f"{exempted} mutants are exempt, with reasons in tests/sim/exemptions.txt")
         print(f"{never} conditions are decided one way in all scenarios: --undecided lists them")
         if cut:
             print(f"no time for {cut}")
