@@ -404,7 +404,7 @@ class EventService:
     def _encode(self, events: list[PoolEvent], number: int) -> bytes:
         if self._settings.dynamo:
             return encode_dynamo(time.time(), events, number)
-        return encode_pool(time.time(), events)
+        return encode_pool(time.time(), events, self._pool.id)
 
     def _replay(self, first: int) -> Messages:
         """Return the numbered messages of a replay from number ``first`` on."""

@@ -231,7 +231,6 @@ def hash_blocks_by(hasher: BlockHasher) -> HashBlocks:
 class Batch:
     """The events of one message. ``failed`` has an error for each malformed event."""
 
-    made_s: float  # seconds of the engine's clock
     worker: Worker
     events: list[RouterEvent]
     failed: list[EventError]
@@ -250,11 +249,13 @@ class PoolEvent:
 
 @dataclasses.dataclass(slots=True)
 class PoolBatch:
-    """The events of one message of a pool's server. ``unread`` counts malformed ones."""
+    """The events of one message of a pool's server. ``unread`` counts malformed ones; ``pool`` is
+    the pool's id.
+    """
 
-    made_s: float
     events: list[PoolEvent]
     unread: int = 0
+    pool: str = ""
 
     @property
     def whole(self) -> bool:
@@ -264,15 +265,15 @@ class PoolBatch:
         return bool(self.events) and isinstance(self.events[0].data, Cleared)
 
 
-def encode_pool(made_s: float, events: Sequence[PoolEvent]) -> bytes:
-    """Encode a pool's events as a batch in vLLM's format.
+def encode_pool(made_s: float, events: Sequence[PoolEvent], pool: str = "") -> bytes:
+    """Encode a pool's events as a batch in vLLM's format, with the pool's id as a fourth element.
 
     The pool does not have the tokens, so ``token_ids`` is empty, and two additional fields take
     their place: ``tokens_hashes`` and ``space``.
     """
     import msgspec
 
-    return msgspec.msgpack.encode([made_s, [_pool_form(event) for event in events], None])
+    return msgspec.msgpack.encode([made_s, [_pool_form(event) for event in events], None, pool])
 
 
 def encode_dynamo(made_s: float, events: Sequence[PoolEvent], number: int) -> bytes:
@@ -316,8 +317,10 @@ def decode_pool(payload: bytes) -> PoolBatch:
         decoded = msgspec.msgpack.decode(payload)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise EventError(f"a pool's message is not msgpack: {error!s:.80}") from None
-    made_s, forms, _ = _batch_fields(decoded)
-    batch = PoolBatch(made_s, [])
+    forms, _ = _batch_fields(decoded)
+    batch = PoolBatch([])
+    if isinstance(decoded, list) and len(decoded) > 3:
+        batch.pool = str(decoded[3])
     for form in forms:
         try:
             batch.events.append(_pool_event(form))
@@ -389,8 +392,8 @@ class WireDecoder:
                 f"a KV event message is not msgpack: {error!s:.80}; it begins with "
                 f"{payload[:16].hex()}"
             ) from None
-        made_s, forms, dp_rank = _batch_fields(decoded)
-        batch = Batch(made_s, Worker(self._worker_id, dp_rank), [], [])
+        forms, dp_rank = _batch_fields(decoded)
+        batch = Batch(Worker(self._worker_id, dp_rank), [], [])
         for form in forms:
             try:
                 if (event := self._event(form, batch.worker)) is not None:
@@ -481,7 +484,7 @@ class WireDecoder:
         return with_extra_keys(contents, extra_keys, salt=salt, lora_name=adapter)
 
 
-def _batch_fields(decoded: Any) -> tuple[float, list[Any], int]:
+def _batch_fields(decoded: Any) -> tuple[list[Any], int]:
     if isinstance(decoded, dict):
         decoded = [decoded.get("ts"), decoded.get("events"), decoded.get("data_parallel_rank")]
     if not isinstance(decoded, list) or len(decoded) < 2 or not isinstance(decoded[1], list):
@@ -494,7 +497,7 @@ def _batch_fields(decoded: Any) -> tuple[float, list[Any], int]:
         raise EventError("a KV event batch has a rank that is not a number")
     if not 0 <= int(dp_rank or 0) < DP_RANKS_MAX:
         raise EventError(f"a KV event batch is of rank {dp_rank}; there are {DP_RANKS_MAX} at most")
-    return float(made_s), decoded[1], int(dp_rank or 0)
+    return decoded[1], int(dp_rank or 0)
 
 
 def _event_fields(form: Any) -> tuple[str, Mapping[str, Any]]:

@@ -57,15 +57,15 @@ class Feed(Generic[T]):
 
     An item after a gap is buffered, and ``wanted`` is the number from which a replay is needed.
     Items of the replay go to ``replayed``. When it ends, or no replay is possible, ``give_up``
-    continues without the missing items. Without ``replay``, gaps are skipped at once. A live number
-    that has already passed is a duplicate, unless its item is newer than all earlier ones: then the
-    publisher has restarted.
+    continues without the missing items. Without ``replay``, gaps are skipped at once. Live numbers
+    increase, so one that does not means that the publisher has restarted; the others that have
+    already passed repeat items of a replay. No clock decides, as another host's may be behind.
     """
 
     def __init__(self, *, replay: bool = True, held_max: int = HELD_MAX) -> None:
         self._replay, self._held_max = replay, held_max
         self._next = 0
-        self._latest = float("-inf")  # time of the newest item
+        self._live = -1  # the last live number
         self._held: dict[int, T] = {}
         self.gaps = 0
         self.lost = 0  # items that no replay delivered
@@ -82,18 +82,16 @@ class Feed(Generic[T]):
         """The number from which a replay is needed, or None if nothing is missing."""
         return self._next if self._held else None
 
-    def offer(self, number: int, item: T, made_s: float) -> Ready[T]:
-        """Add a published item, created at ``made_s`` by the publisher's clock. Returns the items
-        that may be applied.
-        """
-        restarted = number < self._next and made_s > self._latest
+    def offer(self, number: int, item: T) -> Ready[T]:
+        """Add a published item. Returns the items that may be applied."""
+        restarted = number <= self._live and number < self._next
+        self._live = number
         if restarted:
             self.restarts += 1
             self._next, self._held = 0, {}
         elif number < self._next:
             self.repeated += 1
             return Ready([])
-        self._latest = max(self._latest, made_s)
         if number > self._next and not self._held:
             self.gaps += 1
         self._held[number] = item
@@ -102,20 +100,18 @@ class Feed(Generic[T]):
             ready += self.give_up()
         return Ready(ready, restarted)
 
-    def replayed(self, number: int, item: T, made_s: float) -> list[T]:
+    def replayed(self, number: int, item: T) -> list[T]:
         """Add an item of a replay. Returns the items that may be applied."""
         if number >= self._next and len(self._held) <= self._held_max:
-            self._latest = max(self._latest, made_s)  # the event may arrive again, live
             self._held.setdefault(number, item)
         return self._drain()
 
-    def replaced(self, number: int, item: T, made_s: float) -> list[T]:
+    def replaced(self, number: int, item: T) -> list[T]:
         """Add an item of a replay that replaces all items up to its number. Returns the items that
         may be applied.
         """
         if number < self._next:
             return []
-        self._latest = max(self._latest, made_s)
         self._held = {held: message for held, message in self._held.items() if held > number}
         self._next = number + 1
         return [item, *self._drain()]
@@ -134,7 +130,7 @@ class Feed(Generic[T]):
         """Restart at number 0, because the publisher has disconnected. If it returns without a
         restart, a replay of all its items is requested.
         """
-        self._next, self._held, self._latest = 0, {}, float("-inf")
+        self._next, self._held, self._live = 0, {}, -1
 
     def _drain(self) -> list[T]:
         ready = []
@@ -240,7 +236,7 @@ class Subscription:
         if read is None or read[1] is None:
             return
         number, batch = read[0], read[1]
-        ready = self.feed.offer(number, batch, batch.made_s)
+        ready = self.feed.offer(number, batch)
         if ready.restarted:
             self._clear()
         self._apply(ready.items)
@@ -254,7 +250,7 @@ class Subscription:
         if batch is None:
             self._apply(self.feed.give_up())
             return True
-        self._apply(self.feed.replayed(number, batch, batch.made_s))
+        self._apply(self.feed.replayed(number, batch))
         return False
 
     def replay_failed(self) -> None:
@@ -328,6 +324,7 @@ class PoolFeed:
     def __init__(self, indexer: Indexer, *, block_size: int) -> None:
         self._indexer, self._block_size = indexer, block_size
         self._begun = False
+        self._pool = ""  # the id of the pool
         self.feed: Feed[PoolBatch] = Feed()
         self.unread = 0  # unreadable messages, and unreadable events in messages
         self.other_sizes = 0  # blocks with another number of tokens
@@ -358,7 +355,7 @@ class PoolFeed:
         read = self._read(frames)
         if read is not None and (batch := read[1]) is not None:
             number = read[0]
-            self._apply(self.feed.offer(number, batch, batch.made_s).items)
+            self._apply(self.feed.offer(number, batch).items)
 
     def replayed(self, frames: Sequence[bytes]) -> bool:
         """Process a message of a replay. Returns True if it was the last."""
@@ -371,7 +368,7 @@ class PoolFeed:
             self._apply(self.feed.give_up())
             return True
         accept = self.feed.replaced if batch.whole else self.feed.replayed
-        self._apply(accept(number, batch, batch.made_s))
+        self._apply(accept(number, batch))
         return False
 
     def replay_failed(self) -> None:
@@ -392,7 +389,12 @@ class PoolFeed:
             frame = decode_frames(frames)
             if frame.ends_replay:
                 return frame.sequence, None
-            return frame.sequence, decode_pool(frame.payload)
+            batch = decode_pool(frame.payload)
+            if batch.pool != self._pool:  # the pool was created again: its numbers begin anew
+                self.feed.restarts += self._pool != ""
+                self._pool, self._begun = batch.pool, False
+                self.feed.reset()
+            return frame.sequence, batch
         except EventError:
             self.unread += 1
             return None

@@ -195,16 +195,16 @@ class World:
         return {block: block + 500 for block, have in ranks_of.items() if len(have) == self.ranks}
 
 
-def receive(feed: PoolFeed, number: int, events: list[PoolEvent]) -> None:
-    batch = encode_pool(float(number), events)
+def receive(feed: PoolFeed, number: int, events: list[PoolEvent], pool: str = "") -> None:
+    batch = encode_pool(float(number), events, pool)
     feed.received([b"kv-events", number.to_bytes(8, "big"), batch])
 
 
-def begin(feed: PoolFeed, number: int, table: NameTable) -> None:
+def begin(feed: PoolFeed, number: int, table: NameTable, pool: str = "") -> None:
     assert feed.wanted is not None
     everything = [PoolEvent(Cleared()), *table.snapshot()]
     assert not feed.replayed(
-        [b"", number.to_bytes(8, "big"), encode_pool(float(number), everything)]
+        [b"", number.to_bytes(8, "big"), encode_pool(float(number), everything, pool)]
     )
     assert feed.replayed([b"", b"\xff" * 8, b""])
     assert feed.wanted is None
@@ -228,6 +228,23 @@ def test_routers_that_join_at_any_time_have_the_pools_blocks(seed: int, ranks: i
     for feed in feeds:
         assert feed.blocks() == world.present()
         assert feed.unread == 0
+
+
+@pytest.mark.parametrize("live", [True, False], ids=["followed", "just joined"])
+def test_a_pool_that_was_created_again_is_followed_whatever_its_clock(live: bool) -> None:
+    """Its numbers begin anew, and a message's time, here its number, may be earlier."""
+    feed, table = PoolFeed(Indexer(), block_size=TOKENS), NameTable(LINES)
+    world = World(0, 1)
+    events = events_of(table, *(world.step() for _ in range(40)))
+    begin(feed, 100, table, "old")
+    if live:
+        receive(feed, 101, events, "old")
+    receive(feed, 7, [], "new")
+    assert (feed.up_to_date, feed.feed.restarts) == (False, 1)
+    begin(feed, 7, NameTable(LINES), "new")
+    assert (feed.up_to_date, feed.blocks()) == (True, {})
+    receive(feed, 8, events, "new")
+    assert feed.blocks() == world.present()
 
 
 def test_invalid_messages_are_counted_and_the_feed_continues() -> None:

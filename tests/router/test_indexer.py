@@ -473,12 +473,12 @@ def test_replayed_and_live_items_are_in_order(seed: int) -> None:
         sent.append(number)
         if rng.random() < 0.2:
             continue  # the message is lost
-        ready = feed.offer(number, number, float(number))
+        ready = feed.offer(number, number)
         assert not ready.restarted
         out += ready.items
         if feed.wanted is not None and rng.random() < 0.3:
             for old in sent[feed.wanted :]:
-                out += feed.replayed(old, old, old)
+                out += feed.replayed(old, old)
             out += feed.give_up()
     assert out == list(range(len(out)))
     assert (feed.lost, feed.restarts) == (0, 0)
@@ -487,52 +487,52 @@ def test_replayed_and_live_items_are_in_order(seed: int) -> None:
 
 def test_messages_without_a_replay_are_lost() -> None:
     feed: Feed[str] = Feed()
-    assert feed.offer(2, "c", 1.0).items == []
+    assert feed.offer(2, "c").items == []
     assert feed.wanted == 0
-    assert feed.replayed(1, "b", 1) == []
+    assert feed.replayed(1, "b") == []
     assert feed.give_up() == ["b", "c"]
     assert (feed.lost, feed.wanted) == (1, None)
-    assert feed.offer(3, "d", 2.0).items == ["d"]
+    assert feed.offer(3, "d").items == ["d"]
 
 
 def test_held_items_are_bounded() -> None:
     feed: Feed[int] = Feed(held_max=10)
     out: list[int] = []
     for number in range(5, 30):
-        out += feed.offer(number, number, float(number)).items
+        out += feed.offer(number, number).items
     assert out == list(range(5, 30))
     assert feed.lost == 5
-    assert feed.offer((1 << 64) - 2, 0, 99.0).items == []
+    assert feed.offer((1 << 64) - 2, 0).items == []
     assert feed.give_up() == [0]
     # an implausible number does not block the feed forever
-    assert feed.offer(30, 30, 100.0).restarted
+    assert feed.offer(30, 30).restarted
 
 
 def test_a_live_repetition_of_a_replayed_item_is_not_a_restart() -> None:
     feed: Feed[int] = Feed()
-    feed.offer(1, 1, 1.0)
-    assert feed.replayed(0, 0, 0.0) == [0, 1]
-    assert feed.replayed(2, 2, 2.0) == [2]
-    ready = feed.offer(2, 2, 2.0)  # the message waited in the socket meanwhile
+    feed.offer(1, 1)
+    assert feed.replayed(0, 0) == [0, 1]
+    assert feed.replayed(2, 2) == [2]
+    ready = feed.offer(2, 2)  # the message waited in the socket meanwhile
     assert (ready.items, ready.restarted, feed.repeated) == ([], False, 1)
-    assert feed.replaced(5, 5, 5.0) == [5]
-    assert not feed.offer(5, 5, 5.0).restarted
-    assert feed.replaced(0, 0, 9.0) == feed.replayed(0, 0, 9.0) == []
-    assert feed.offer(0, 0, 8.0).restarted  # items that were not read do not count for the delay
+    assert feed.replaced(5, 5) == [5]
+    assert not feed.offer(5, 5).restarted
+    assert feed.replaced(0, 0) == feed.replayed(0, 0) == []
+    assert feed.offer(0, 0).restarted
 
 
 def test_a_publisher_that_reconnects_is_followed_again() -> None:
     feed: Feed[int] = Feed()
-    assert [feed.offer(number, number, 5.0 + number).items for number in range(3)] == [
+    assert [feed.offer(number, number).items for number in range(3)] == [
         [0],
         [1],
         [2],
     ]
     feed.reset()
-    assert feed.offer(3, 3, 8.0).items == []  # no restart: all are requested again
+    assert feed.offer(3, 3).items == []  # no restart: all are requested again
     assert feed.wanted == 0
     feed.reset()
-    assert feed.offer(0, 0, 1.0).items == [0]  # a restart, and the clock was set back
+    assert feed.offer(0, 0).items == [0]
     assert (feed.lost, feed.restarts) == (0, 0)
 
 
