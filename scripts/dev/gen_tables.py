@@ -695,8 +695,8 @@ def day(path: Path) -> str:
     if days := origins(path, "date"):
         return ", ".join(sorted({each[:10] for each in days}))
     commits = origins(path, "commit")
-    days = [git("log", "-1", "--format=%cs", each) for each in commits if is_ancestor(each)]
-    return f"{UNKNOWN}; commit of {', '.join(map(str, days))}" if days else UNKNOWN
+    made = [git("log", "-1", "--format=%cs", each) for each in commits if is_ancestor(each)]
+    return f"{UNKNOWN}; commit of {', '.join(map(str, made))}" if made else UNKNOWN
 
 
 def of_records(page: str) -> Iterator[Cells]:

@@ -562,7 +562,7 @@ def test_figures_of_a_page_are_those_of_the_records_that_it_cites(path: Path) ->
 
 
 # Records that cannot be repeated, each marked on the pages. There must not be more.
-DOUBTFUL = {
+UNREPEATABLE = {
     "hints": "its commit is not in the history",
     "indexer": "of changes that were not committed",
     "tiers-remote": "of changes that were not committed",
@@ -579,7 +579,7 @@ def test_the_commit_of_a_record_exists_and_is_clean(path: Path) -> None:
     assert [name for name in gen_tables.MEASURES[path.stem] if not (ROOT / name).exists()] == []
     state = gen_tables.state(path)
     usual = {"of the code as it is", "**older than the code**"}
-    assert DOUBTFUL[path.stem] in state if path.stem in DOUBTFUL else state in usual
+    assert UNREPEATABLE[path.stem] in state if path.stem in UNREPEATABLE else state in usual
 
 
 AGES = "benchmarks.md#the-age-of-the-records"
