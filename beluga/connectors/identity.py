@@ -51,7 +51,7 @@ IGNORED = {
     " revision served_model_name",
     # two are objects of this process: compiled operations, and what hf_config gave
     "VllmConfig": "instance_id kv_transfer_config ec_transfer_config compilation_config"
-    " quant_config logging_config",
+    " quant_config logging_config observability_config",
     # The bytes of the model count, not its name or folder.
     "ModelConfig": "model tokenizer tokenizer_revision",
     # measured memory

@@ -104,6 +104,7 @@ class VllmConfig:
     model_config: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     instance_id: str = "a"
     name: str = "a"
+    observability_config: Any = None
 
 
 class Derived(ModelConfig):
@@ -144,7 +145,7 @@ def test_values_that_differ_have_different_forms() -> None:
         ({3, 1, 2}, {2, 3, 1}),
         ((1, 2), [1, 2]),
         (Counter(a=1), {"a": 1}),
-        (VllmConfig(instance_id="b"), VllmConfig()),
+        (VllmConfig(instance_id="b", observability_config=print), VllmConfig()),
         (VllmConfig(ModelConfig(model="/there")), VllmConfig()),
         (Derived(model="/there"), Derived()),  # as its base class
     ],
