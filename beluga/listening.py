@@ -159,7 +159,9 @@ def read_token(path: Path) -> Token:
             text = decode_text(file.read(_SIZE_MAX)).partition("\n")[0].strip()
     except (OSError, UnicodeDecodeError) as error:
         cause = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise SettingsError(f"the token file {path} cannot be read: {cause}") from None
+        raise SettingsError(
+            f"the token file {path} cannot be read: {cause}; name a text file"
+        ) from None
     if len(text) < _LENGTH_MIN:
         raise SettingsError(
             f"the token in {path} has {len(text)} characters; make one of at least {_LENGTH_MIN}, "

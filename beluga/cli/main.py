@@ -37,6 +37,12 @@ _PLAIN = {
 }
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WRONG_VALUES = (BadTypeError, BadValueError, DeviceSpecError, SettingsError)
+_MENDS = {
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "check the path",
+    errno.EISDIR: "name a file",
+    errno.EACCES: "allow it, or run as another user",
+}
 _TOOLS = ("click", "rich", "msgspec")
 
 
@@ -122,7 +128,10 @@ def _message(error: BaseException) -> str:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())  # else the interpreter flushes it again as it ends
         return f"the output cannot be written: {error.strerror}; free space, or write it elsewhere"
-    return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    if error.filename is None:
+        return error.strerror
+    mend = _MENDS.get(error.errno or 0)
+    return f"{error.filename}: {error.strerror}" + (f"; {mend}" if mend else "")
 
 
 if __name__ == "__main__":

@@ -141,14 +141,14 @@ def _parsed(path: Path) -> dict[str, Any]:
             raise SettingsError(f"{path} has more than {_SIZE_MAX} bytes; make it smaller")
         parsed: dict[str, Any] = tomllib.loads(decode_text(data))
     except OSError as error:
-        raise SettingsError(f"{path}: {error.strerror}") from None
+        raise SettingsError(f"{path}: {error.strerror}; name a file of settings") from None
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise SettingsError(f"{path}, line {line}: the text is not UTF-8") from None
+        raise SettingsError(f"{path}, line {line}: the text is not UTF-8; convert it") from None
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{path}: {error}") from None
+        raise SettingsError(f"{path} is not TOML ({error}); correct it there") from None
     except RecursionError:
-        raise SettingsError(f"{path}: its lists are nested too deeply") from None
+        raise SettingsError(f"{path}: its lists are nested too deeply; make them flat") from None
     return parsed
 
 
@@ -194,19 +194,25 @@ class _Reader:
                     what, "applies to one run only; give it on the command line"
                 )
             if key not in by_key:
-                text = f"is not an option of this command{suggest(key, by_key)}"
+                text = (
+                    f"is not an option of this command{suggest(key, by_key) or self._help(table)}"
+                )
                 raise _WrongSettingError(what, text)
             row = self._check(table, setting, what, by_key, value)
             if not row.unused:
                 self._inside(self._tables[table])[by_key[key].name] = row.value
 
+    def _help(self, table: str = "") -> str:
+        words = " ".join((self._root.name, *self._tables.get(table, ())))
+        return f"; remove it, or see '{words} --help'"
+
     def _no_table(self, table: str) -> str:
         if self._root.name != "beluga":
-            return f"is not a command of {self._root.name}"
+            return f"is not a command of {self._root.name}; remove it, or correct its name"
         inside = [f"[{name}]" for name in self._tables if name.startswith(f"{table}-")]
         if inside:
             return f"is a group of commands; write {', '.join(inside)}"
-        return f"is not a command{suggest(table, self._tables)}"
+        return f"is not a command{suggest(table, self._tables) or self._help()}"
 
     def _read_copies(self, values: object) -> None:
         """Check the sizes of copies, which caches read (:func:`beluga.config.copy_settings`)."""

@@ -220,7 +220,9 @@ def workers_text(path: Path) -> str:
     try:
         return read_regular_text(path, WORKERS_SIZE_MAX)
     except (OSError, UnicodeDecodeError) as error:
-        raise RouterError(f"the workers file {path} cannot be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        mend = "name a file with a worker's URL in each line"
+        raise RouterError(f"the workers file {path} cannot be read: {why}; {mend}") from None
 
 
 def read_workers(text: str, path: Path) -> tuple[EngineSpec, ...] | None:

@@ -188,9 +188,9 @@ def read_model(path: Path, dtype: str | None = None) -> KvShape:
     except OSError as error:
         raise TierError(f"cannot read {file}: {error.strerror}; name a folder or file") from None
     except ValueError:
-        raise TierError(f"{file} is not JSON") from None
+        raise TierError(f"{file} is not JSON; name a model's config.json") from None
     if not isinstance(config, dict):
-        raise TierError(f"{file} is not a model's configuration")
+        raise TierError(f"{file} is not a model's configuration; name its config.json")
     own = config  # the fields of the model that keeps KV
     for name in ("text_config", "llm_config", "language_config", "thinker_config"):
         inner = config.get(name)  # a multimodal model

@@ -170,7 +170,7 @@ def test_a_benchmark_never_overwrites_the_pool_of_the_file(write: Write) -> None
         ("[pool-destroy]\nyes = true", "yes: applies to one run only; give it on the command line"),
         ("[serve]\ndeclare-gone = true", "declare-gone: applies to one run only"),
         ('log_level = "loud"', "log_level is 'loud'; give debug, info, warning or error"),
-        ("a = [", "Invalid value"),
+        ("a = [", "is not TOML (Invalid value (at end of document)); correct it"),
         ("a = " + "[" * 5000, ""),
     ],
 )
@@ -193,9 +193,9 @@ def test_help_works_with_an_invalid_file(write: Write, run: Run) -> None:
 def test_files_that_cannot_be_read(write: Write, tmp_path: Path) -> None:
     path = write("")
     path.write_bytes(b"host = 1\n# \xff\n")
-    assert str(beluga("ping").exception) == f"{path}, line 2: the text is not UTF-8"
+    assert str(beluga("ping").exception) == f"{path}, line 2: the text is not UTF-8; convert it"
     assert str(beluga("--config", "/nowhere/a.toml", "ping").exception) == (
-        "/nowhere/a.toml: No such file or directory"
+        "/nowhere/a.toml: No such file or directory; name a file of settings"
     )
     assert str(beluga("--config", tmp_path, "ping").exception) == f"{tmp_path}: Is a directory"
     path.write_bytes(b"#" * (1 << 21))

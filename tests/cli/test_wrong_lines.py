@@ -109,7 +109,7 @@ TABLE = [
     ("pool create POOL --size 64M", 1, "holds a pool already"),
     ("pool create /nowhere/x --size 64M", 1, "there is no directory /nowhere; make it first"),
     ("pool create /dev/null --size 64M", 1, "name a devdax node or a file"),
-    ("put --pool POOL k /nowhere", 1, "/nowhere: No such file or directory"),
+    ("put --pool POOL k /nowhere", 1, "/nowhere: No such file or directory; check the path"),
     ("put --pool POOL k /tmp", 1, "/tmp: Is a directory"),
     ("disk adopt /nowhere", 1, "/nowhere does not exist; name the disk of a server"),
     # Addresses
@@ -169,6 +169,20 @@ TABLE = [
     ("serve --events ipc:///no/such/a --events-replay ipc:///no/such/b", 2, "is not a folder"),
     ("serve --events ipc:///proc/version --events-replay tcp://a:1", 2, "with other data"),
     (f"serve --events ipc:///tmp/{'x' * 120} --events-replay tcp://a:1", 2, "at most 107 bytes"),
+    # Files of wrong content: BYTES is not text, LIST is a JSON list
+    ("--config BYTES ping", 2, "line 1: the text is not UTF-8; convert it"),
+    ("--config LIST ping", 2, "[1] is not a command; remove it, or see 'beluga --help'"),
+    ("--config FOLDER ping", 2, "Is a directory; name a file of settings"),
+    ("serve --pool POOL --admin 0 --admin-token BYTES", 2, "it is not text; name a text file"),
+    ("serve --pool POOL --admin 0 --admin-token FOLDER", 2, "Is a directory; name a text file"),
+    ("gateway --workers-file BYTES", 1, "it is not text; name a file with a worker's URL"),
+    ("gateway --workers-file FOLDER", 1, "Is a directory; name a file with a worker's URL"),
+    ("get k FOLDER --pool POOL", 1, "Is a directory; name a file"),
+    ("put --pool POOL k FOLDER", 1, "Is a directory; name a file"),
+    ("size LIST", 1, "is not a model's configuration; name its config.json"),
+    ("size BYTES", 1, "is not JSON; name a model's config.json"),
+    ("simulate BYTES", 1, "is not text; name a trace"),
+    ("serve --pool POOL --remote redis://", 1, "give redis://HOST:PORT/DATABASE"),
     # No server
     ("ping --pool POOL --timeout 1", 1, "no server answers on this pool; start one with"),
     ("stat --pool POOL", 1, "start one with 'beluga serve'"),
@@ -199,7 +213,17 @@ def test_a_wrong_line_is_one_line_with_its_mend(
     monkeypatch.setenv("BELUGA_CONFIG", os.devnull)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    words = line.replace("POOL", str(pool)).replace("FOLDER", str(tmp_path)).split()
+    (tmp_path / "bytes").write_bytes(b"\xff\n")
+    (tmp_path / "list").write_text("[1]")
+    names = {
+        "POOL": pool,
+        "FOLDER": tmp_path,
+        "BYTES": tmp_path / "bytes",
+        "LIST": tmp_path / "list",
+    }
+    words = line.split()
+    for name, path in names.items():
+        words = [word.replace(name, str(path)) for word in words]
     monkeypatch.setattr("sys.argv", ["beluga", *words])
     try:
         with pytest.raises(SystemExit) as ended:

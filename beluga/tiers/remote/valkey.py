@@ -51,7 +51,10 @@ class ValkeyStore:
             )
             self._client.connection_pool.make_connection()  # raises an error for invalid options
         except (ValueError, TypeError) as error:
-            raise TierError(f"redis rejects {url.scheme}://{url.hostname}: {error}") from error
+            shown = f"{url.scheme}://{url.hostname or ''}"
+            raise TierError(
+                f"redis rejects {shown}: {error}; give {url.scheme}://HOST:PORT/DATABASE"
+            ) from error
 
     def get(self, name: str) -> Contents | None:
         """Return an object, or None. An empty string counts as None, because GETRANGE does not
