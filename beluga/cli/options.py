@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import os
-import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -191,7 +191,7 @@ def write_whole(path: Path, data: bytes | bytearray) -> None:
     try:
         draft.write_bytes(data)
         if target.exists():
-            shutil.copymode(target, draft)
+            draft.chmod(stat.S_IMODE(target.stat().st_mode))
         draft.replace(target)
     except OSError as error:
         draft.unlink(missing_ok=True)

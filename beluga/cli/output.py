@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -113,7 +112,7 @@ def print_table(
     columns = list(legend) if columns is None else list(columns)
     if unknown := {*columns, *spare} - set(legend):
         raise KeyError(f"the legend lacks {', '.join(sorted(unknown))}")
-    room: float = shutil.get_terminal_size((0, 0)).columns or math.inf  # a pipe has no limit
+    room: float = _width(0) or math.inf  # a pipe has no limit
     shown = columns
     if not wide:
         shown = _fitting(columns, rows, spare, room)
@@ -185,8 +184,10 @@ def _console(width: int | None = None) -> Console:
     return Console(width=width or _width(), markup=False)
 
 
-def _width() -> int:
-    return shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns
+def _width(otherwise: int = _PIPE_WIDTH) -> int:
+    import shutil  # slow to import
+
+    return shutil.get_terminal_size((otherwise, 24)).columns
 
 
 def _cell(value: object) -> str:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -474,6 +473,8 @@ def destroy(paths: Sequence[SpecLike], *, force: bool = False) -> None:
             damaged += 1
     if not force:
         _refuse_partial(named, counts, damaged)
+    import shutil  # slow to import
+
     for path in runtime_paths:
         refuse_in_use(path)
     for device in others:

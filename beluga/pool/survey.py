@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -193,6 +192,8 @@ def _remove(folder: Path) -> None:
     """Remove the folder, its lock file last: if this process is killed here, another process can
     remove the rest.
     """
+    import shutil  # slow to import
+
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():

@@ -2,13 +2,15 @@
 # Copyright The Beluga Authors
 """Moving blocks between an engine's scattered memory and the pool.
 
-A plan maps bytes to bytes; an engine executes it. Keys and servers are layers above.
+A plan maps bytes to bytes; an engine executes it. Keys and servers are layers above. The names of
+:mod:`beluga.transfer.cuda` are imported on access, because few processes use a GPU.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from beluga.transfer import arrangements, policy
 from beluga.transfer.cpu import CopySettings, CpuEngine, default_threads
-from beluga.transfer.cuda import CudaEngine, CupyDriver
-from beluga.transfer.cuda import Driver as CudaDriver
 from beluga.transfer.dsa import DsaEngine, WorkQueue, why_no_queue, work_queues
 from beluga.transfer.engine import CopyEngine, Direction, Transfer, settle
 from beluga.transfer.engines import (
@@ -46,6 +48,10 @@ from beluga.transfer.view import (
     is_tensor,
     tensor_start,
 )
+
+if TYPE_CHECKING:
+    from beluga.transfer.cuda import CudaEngine, CupyDriver
+    from beluga.transfer.cuda import Driver as CudaDriver
 
 __all__ = [
     "CHUNK",
@@ -101,3 +107,10 @@ __all__ = [
     "why_no_queue",
     "work_queues",
 ]
+
+if not TYPE_CHECKING:  # otherwise a type checker would accept every name
+
+    def __getattr__(name):
+        if name not in ("CudaDriver", "CudaEngine", "CupyDriver"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module("beluga.transfer.cuda"), name.replace("CudaDriver", "Driver"))

@@ -15,12 +15,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 from beluga import config
 from beluga.errors import EngineUnavailableError
 from beluga.transfer.cpu import CopySettings, CpuEngine
-from beluga.transfer.cuda import CudaEngine, why_no_cupy
 from beluga.transfer.dsa import DsaEngine, queue_of, why_no_queue
 from beluga.transfer.engine import CopyEngine, Direction
 
@@ -41,6 +42,10 @@ NEVER = 1 << 62
 
 def _always() -> None:
     return None
+
+
+def _cuda() -> ModuleType:
+    return import_module("beluga.transfer.cuda")  # few processes need it
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +92,8 @@ ENGINES: dict[str, EngineEntry] = {
         ),
         EngineEntry(
             name="cuda",
-            open=lambda pool, threads: CudaEngine(pool),
-            why_none=why_no_cupy,
+            open=lambda pool, threads: _cuda().CudaEngine(pool),
+            why_none=lambda: _cuda().why_no_cupy(),
             memory="gpu",
         ),
     )

@@ -290,7 +290,8 @@ def test_a_command_on_one_block_starts_with_few_imports(
     words = {"ping": [], "put": ["key", str(tmp_path / "block")], "get": ["key"]}[command]
     modules = loaded(command, *words, *pool)
     assert "beluga.rpc" in modules
-    unneeded = {"rich", "msgspec", "asyncio", "concurrent.futures", "beluga.cli.stat"}
+    unneeded = {"rich", "msgspec", "asyncio", "concurrent.futures", "shutil", "beluga.cli.stat"}
+    unneeded |= {"beluga.transfer.cuda", "ssl", "importlib.metadata", "logging.config"}
     if command == "ping":
         unneeded |= {"numpy", "beluga.index", "beluga.transfer"}
     assert not modules & unneeded
