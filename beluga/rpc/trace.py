@@ -68,6 +68,7 @@ class CallTrace:
         self.epoch, self.pid, self.ended = int(head.epoch), int(head.pid), bool(head.ended)
         self.takeover = takeover_cause(head.takeover)
         self.seen_s = head.last.realtime_ns / 1e9
+        self._updated_s = head.last.monotonic_ns / 1e9
         self._ticks, self._now_ns = int(head.last.ticks), int(head.last.realtime_ns)
         ticks = self._ticks - int(head.first.ticks)
         passed_ns = int(head.last.monotonic_ns) - int(head.first.monotonic_ns)
@@ -76,8 +77,10 @@ class CallTrace:
 
     @property
     def alive(self) -> bool:
-        """Whether the server updated the file within the last 2 seconds."""
-        return not self.ended and abs(time.time() - self.seen_s) < _ALIVE_S
+        """Whether the server updated the file within the last 2 seconds, by the clock of this boot,
+        which nobody sets.
+        """
+        return not self.ended and abs(time.monotonic() - self._updated_s) < _ALIVE_S
 
     @property
     def count(self) -> int:

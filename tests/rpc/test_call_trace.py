@@ -36,7 +36,9 @@ def read(pool: Pool) -> CallTrace:
     return read_trace(pool.runtime_dir)
 
 
-def test_each_call_is_recorded_with_its_session_and_result(pool: Pool) -> None:
+def test_each_call_is_recorded_with_its_session_and_result(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     began = time.time()
     with IndexServer(pool) as server, Client(pool) as client:
         index = IndexClient(client)
@@ -47,6 +49,9 @@ def test_each_call_is_recorded_with_its_session_and_result(pool: Pool) -> None:
         nonce, lane = f"{client.stat().nonce:016x}", client.stat().lane
         trace = read(pool)
         assert (trace.alive, trace.ended, trace.pid) == (True, False, os.getpid())
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda: 0.0)  # the clock was set back
+            assert trace.alive
         assert trace.epoch == server.stat().epoch
         calls = trace.calls()
     assert [call.sequence for call in calls] == list(range(1, 5))
