@@ -8,6 +8,7 @@ behavior and its test, or the reason why the listener needs no such defense.
 from __future__ import annotations
 
 import ast
+import re
 import ssl
 import subprocess
 from pathlib import Path
@@ -417,3 +418,131 @@ def test_every_test_of_an_attack_is_in_the_table() -> None:
     for node in ast.parse((FOLDER / _ATTACKS).read_text()).body:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             assert f"{_ATTACKS}::{node.name}" in named
+
+
+# By row of the page's table of bounds: the file and the test of what happens at the bound.
+BOUNDS = {
+    "open connections for clients": (
+        "listeners/test_rules.py",
+        "test_the_peer_with_the_most_slow_clients_loses_slots_first",
+    ),
+    "unfinished heads": (
+        "gateway/test_limits.py",
+        "test_all_unfinished_heads_together_are_bounded",
+    ),
+    "bodies": (
+        "listeners/test_attacks.py",
+        "test_the_sum_of_bodies_is_bounded",
+    ),
+    "waiting requests": (
+        "gateway/test_director.py",
+        "test_no_client_fills_the_queue_alone",
+    ),
+    "engines of the last responses": (
+        "gateway/test_director.py",
+        "test_the_last_responses_are_stored",
+    ),
+    "clients that an engine refused": (
+        "gateway/test_engine_failures.py",
+        "test_the_table_of_clients_is_bounded",
+    ),
+    "salted blocks of an engine": (
+        "router/test_kv_wire.py",
+        "test_blocks_are_salted_from_the_first_on",
+    ),
+    "kinds of logged messages": (
+        "test_surroundings.py",
+        "test_message_kinds_from_outside_take_bounded_memory",
+    ),
+    "incomplete messages": (
+        "rpc/test_handlers.py",
+        "test_no_session_takes_all_space_for_messages",
+    ),
+    "pinned blocks": (
+        "index/test_operate.py",
+        "test_pins_beyond_the_quota_are_refused_until_some_are_released",
+    ),
+    "hints": (
+        "index/test_shares.py",
+        "test_a_session_gives_a_bounded_number_of_hints",
+    ),
+    "requested blocks of lower tiers": (
+        "index/test_tasks.py",
+        "test_no_session_takes_all_requests",
+    ),
+    "calls with requested blocks": (
+        "index/test_tasks.py",
+        "test_no_session_takes_all_requests",
+    ),
+    "removals that tiers have not executed": (
+        "tiers/test_removals.py",
+        "test_removals_beyond_the_bound_are_rejected_and_none_is_lost",
+    ),
+    "tasks in a pool's queues": (
+        "index/test_tasks.py",
+        "test_tasks_cannot_fill_the_pool",
+    ),
+    "tasks in a prefill queue": (
+        "disagg/test_queue.py",
+        "test_a_full_queue_raises_a_clear_error",
+    ),
+    "events that a replay can repeat": (
+        "router/test_indexer.py",
+        "test_a_buffer_replays_its_items",
+    ),
+    "events that a router has not read": (
+        "events/test_event_service.py",
+        "test_a_subscriber_that_does_not_read_has_a_bounded_queue",
+    ),
+    "replays": (
+        "events/test_event_service.py",
+        "test_routers_that_do_not_read_lose_their_replays",
+    ),
+    "caches of a connector's session": (
+        "connectors/test_connection.py",
+        "test_salts_that_clients_choose_grow_neither_memory_nor_files",
+    ),
+    "files of namespaces": (
+        "connectors/test_connection.py",
+        "test_salts_that_clients_choose_grow_neither_memory_nor_files",
+    ),
+    "sessions with hints, in vLLM's connector": (
+        "connectors/vllm/test_request_hints.py",
+        "test_sessions_are_bounded",
+    ),
+    "blocks being saved, in vLLM's connector": (
+        "connectors/vllm/test_schedule.py",
+        "test_the_oldest_announcements_are_dropped_when_too_many_are_pending",
+    ),
+    "adapters, in vLLM's connector": (
+        "connectors/vllm/test_updates.py",
+        "test_the_number_of_tracked_adapters_is_bounded",
+    ),
+    "hints that wait, in vLLM's connector": (
+        "connectors/vllm/test_request_hints.py",
+        "test_hints_that_a_full_queue_or_a_lost_server_drops_are_counted",
+    ),
+    "deletions that LMCache's adapter has not executed": (
+        "connectors/test_lmcache.py",
+        "test_beyond_the_bound_a_whole_model_is_dropped",
+    ),
+    "calls of a disk or store that hang": (
+        "tiers/test_disk_faults.py",
+        "test_threads_that_hang_are_bounded",
+    ),
+}
+
+
+def test_every_bound_has_its_value_and_a_test() -> None:
+    text = PAGE.read_text().partition("## Bounds")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    assert [row[0] for row in rows[2:]] == list(BOUNDS)
+    for what, *_, constant in rows[2:]:
+        match = re.fullmatch(r"`(\w+) = (.+)` in `(.+)`", constant)
+        assert match, what
+        name, value, file = match.groups()
+        source = (FOLDER.parents[1] / file).read_text()
+        typed = rf"\b{name}(?:: \w+)? = {re.escape(value)}(?=[\s,])"
+        assert re.search(typed, source), f"{what}: {constant}"
+        test_file, test = BOUNDS[what]
+        assert f"def {test}(" in (FOLDER.parent / test_file).read_text(), what
