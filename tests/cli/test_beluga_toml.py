@@ -197,7 +197,10 @@ def test_files_that_cannot_be_read(write: Write, tmp_path: Path) -> None:
     assert str(beluga("--config", "/nowhere/a.toml", "ping").exception) == (
         "/nowhere/a.toml: No such file or directory; name a file of settings"
     )
-    assert str(beluga("--config", tmp_path, "ping").exception) == f"{tmp_path}: Is a directory"
+    assert (
+        str(beluga("--config", tmp_path, "ping").exception)
+        == f"{tmp_path}: Is a directory; name a file of settings"
+    )
     path.write_bytes(b"#" * (1 << 21))
     assert "more than 1048576 bytes" in str(beluga("ping").exception)
 
