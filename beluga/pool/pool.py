@@ -23,6 +23,7 @@ from beluga.errors import (
     DeviceSpecError,
     PoolError,
     RuntimeDirError,
+    ServerAliveError,
     raise_for_status,
 )
 from beluga.pool.create import Progress, create, destroy
@@ -47,6 +48,7 @@ from beluga.pool.runtime import (
     mapped_and_removed,
     refuse_in_use,
     runtime_path,
+    server_stop,
 )
 
 if TYPE_CHECKING:
@@ -269,7 +271,8 @@ class Pool(OfThisProcess):
     def raise_for_status(self, code: int, doing: str) -> int:
         """Do what :func:`beluga.errors.raise_for_status` does, for a status of this pool's server.
 
-        An error of the runtime directory, or an errno, includes the path.
+        An error of the runtime directory, or an errno, includes the path, and that of a living
+        server its pid.
         """
         try:
             return raise_for_status(code, doing)
@@ -277,6 +280,8 @@ class Pool(OfThisProcess):
             raise boot_id_error(doing) or OSError(
                 error.errno, error.strerror, str(self.runtime_dir)
             ) from None
+        except ServerAliveError as error:
+            raise ServerAliveError(f"{error}{server_stop(self.runtime_dir)}") from None
         except RuntimeDirError as error:
             raise RuntimeDirError(f"{error} (this process uses {self.runtime_dir})") from None
 

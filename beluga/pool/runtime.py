@@ -27,6 +27,7 @@ from beluga.errors import (
 from beluga.pool.device import Device, DeviceSpec, SpecLike, explain
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_HELD = Path("/proc/locks")
 _MAPS = Path("/proc/self/maps")
 
 
@@ -105,12 +106,50 @@ def refuse_in_use(path: Path) -> None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DeviceBusyError(
-                f"processes use this pool ({lock} is locked); stop its server and clients"
+                f"processes use this pool ({_shown(path) or f'{lock} is locked'}); stop its server "
+                "('beluga stop', or 'kill PID') and clients"
             ) from None
         except FileNotFoundError:
             pass  # the process has just ended
         except OSError as error:
             raise explain(error, lock) from None
+
+
+def users_of(path: Path) -> dict[int, bool]:
+    """Return the pids of this host's processes that use the pool of a runtime directory, each with
+    whether it is a server. A process of another pid namespace is left out.
+    """
+    servers: dict[str, bool] = {}  # by the inode of the lock
+    pids: dict[int, bool] = {}
+    try:
+        for lock in _locks(path):
+            serves = lock.with_name(lock.name.replace("alive", "pidfds", 1)).exists()
+            servers[str(lock.stat().st_ino)] = serves
+        held = _HELD.read_text().splitlines()
+    except (OSError, DevicePermissionError):
+        return {}
+    for _, kind, *_, pid, file, _, _ in (line.split() for line in held if "->" not in line):
+        inode = file.rpartition(":")[2]
+        if kind == "FLOCK" and inode in servers and int(pid) > 0:
+            pids[int(pid)] = pids.get(int(pid), False) or servers[inode]
+    return pids
+
+
+def server_stop(path: Path) -> str:
+    """Return which process serves the pool of a runtime directory, and how it is stopped."""
+    pid = next((pid for pid, serves in users_of(path).items() if serves), None)
+    if pid is None:
+        return ""
+    if pid == os.getpid():
+        return f" (this process, {pid}, serves it: use its server, or call stop() of that object)"
+    return f" (process {pid}; 'beluga stop', or 'kill {pid}')"
+
+
+def _shown(path: Path) -> str:
+    return ", ".join(
+        f"the server {pid}" if serves else f"process {pid}"
+        for pid, serves in sorted(users_of(path).items())
+    )
 
 
 def _locks(path: Path) -> list[Path]:

@@ -282,6 +282,10 @@ class Server(OfThisProcess):
             lib.bl_server_limit(server, limits)
         self._quota = quota
 
+    def __repr__(self) -> str:
+        state = "stopped" if self._over.is_set() else "serving" if self._serves else "not started"
+        return f"<{type(self).__name__} of {self._pool!r}, {state}>"
+
     @property
     def pool(self) -> Pool:
         """The pool of this server."""

@@ -6,6 +6,7 @@ machine has other lock files: here, another runtime directory.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from beluga.cli import serve
 from beluga.errors import (
     CallTimeoutError,
     DeposedError,
+    DeviceBusyError,
     HostClashError,
     SecondHostError,
     ServerAliveError,
@@ -99,10 +101,15 @@ def test_a_standby_that_observed_a_live_server_does_not_replace_it(pool: Pool) -
     with Server(pool) as first:
         second = Server(pool)
         assert not second.watch(0.1, silent_s=30.0)
-        with pytest.raises(ServerAliveError):
+        own = rf"this process, {os.getpid()}, serves it: use its server, or call stop\(\)"
+        with pytest.raises(ServerAliveError, match=own):
             second.start()
+        assert repr(second).endswith(", not started>")
         second.stop()
+        with pytest.raises(DeviceBusyError, match=f"the server {os.getpid()}.*'kill PID'"):
+            pool.refuse_in_use()
         assert first.failure is None
+        assert repr(first).endswith(", serving>")
 
 
 def test_a_server_whose_epoch_has_another_owner_stops(pool: Pool) -> None:
