@@ -198,6 +198,10 @@ def words_of(error: BaseException) -> str:
     """Return an error's text, or its type if it has none. Clients may get it, so it has no address
     of an engine.
     """
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return "its certificate is not trusted"
+    if isinstance(error, aiohttp.InvalidURL):
+        return "its URL is invalid"
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno or 0  # the errno of getaddrinfo() is negative
         why = os.strerror(number) if number > 0 else error.os_error.strerror

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import socket
+import ssl
 import threading
 import time
 from contextlib import AsyncExitStack
@@ -40,7 +41,10 @@ from beluga.gateway.engine import (
 from beluga.gateway.engine_client import EngineClient
 from beluga.gateway.parsed_request import PROMPT_THREADS as THREADS
 from beluga.gateway.parsed_request import SLOW_SIZE, ParsedRequest
+from beluga.gateway.protocol import words_of
 from beluga.router import Worker
+
+KEY = aiohttp.client_reqrep.ConnectionKey("engine.local", 443, True, True, None, None, None)
 
 
 def events_of(body: bytes) -> list[Any]:
@@ -536,3 +540,19 @@ async def test_only_a_request_that_crosses_the_close_of_its_connection_is_sent_a
     engine.close()
     assert len(statuses) == (2 if reads else 4)
     assert engine.seen == 4
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        aiohttp.ClientConnectorCertificateError(KEY, ssl.CertificateError("not for engine.local")),
+        aiohttp.ClientConnectorDNSError(KEY, OSError(-2, "Name or service not known")),
+        aiohttp.ConnectionTimeoutError("Connection timeout to host http://engine.local"),
+        aiohttp.InvalidURL("http://engine.local:99999/"),
+    ],
+)
+def test_the_words_of_a_failure_have_no_address_of_an_engine(error: Exception) -> None:
+    """Clients get them, in the answer 503."""
+    words = words_of(error)
+    assert words.startswith("it")
+    assert "engine.local" not in words and "None" not in words
