@@ -53,8 +53,8 @@ from beluga.connectors.connection import Attachment, Connection
 from beluga.connectors.identity import Files, digest_of
 from beluga.connectors.lmcache import identity, objects
 from beluga.connectors.lmcache import worker as worker_module
-from beluga.connectors.lmcache.worker import JobWorker
 from beluga.connectors.settings import PoolSettings
+from beluga.connectors.worker import JobWorker
 from beluga.errors import CacheError, ConnectorError, LayoutError, QuotaError
 from beluga.index import IndexClient
 from beluga.rpc import Client
@@ -761,7 +761,7 @@ def test_metadata_of_an_engine_are_part_of_the_identity_and_those_of_a_worker_ar
 @pytest.fixture
 def worker(server: IndexServer, pool_name: str) -> JobWorker:
     settings = PoolSettings(pool=pool_name, timeout_ms=5000)
-    worker = JobWorker(settings, name="test", logger=logging.getLogger("test"))
+    worker = JobWorker(settings, name="test", engine="lmcache", logger=logging.getLogger("test"))
     assert worker.connection.wait(LONG_S)
     return worker
 

@@ -26,7 +26,7 @@ from support.shown import DOCUMENTS, PAGES, ROOT, blocks, commands, name_of, spa
 import beluga
 from beluga import errors
 from beluga.cli.app import app, cxl_rpc
-from beluga.connectors.settings import EngineSettings, settings_of
+from beluga.connectors.settings import EngineSettings, PoolSettings, settings_of
 from beluga.connectors.vllm.settings import VllmSettings
 
 # ---- The documents are true: commands parse, links resolve, generated parts are fresh.
@@ -92,6 +92,11 @@ def check_plugin(words: list[str]) -> None:
         if shown["kv_connector"] == "MultiConnector":
             children = shown["kv_connector_extra_config"]["connectors"]
             (shown,) = [child for child in children if child["kv_connector"] == "BelugaConnector"]
+        if shown["kv_connector"] == "OffloadingConnector":
+            (shown,) = shown["kv_connector_extra_config"]["secondary_tiers"]
+            assert offers(shown.pop("module_path"), shown.pop("type"))
+            settings_of(PoolSettings, shown)
+            return
         assert shown["kv_connector"] == "BelugaConnector"
         settings_of(VllmSettings, shown.get("kv_connector_extra_config", {}))
     if "--l2-adapter" in words:

@@ -36,8 +36,9 @@ from beluga.connectors.lmcache.objects import (
     layout_of,
     layout_of_object,
 )
-from beluga.connectors.lmcache.worker import ConnectionPins, JobWorker, Ledger, Owed
+from beluga.connectors.lmcache.worker import ConnectionPins, Ledger, Owed
 from beluga.connectors.settings import EngineSettings, settings_of
+from beluga.connectors.worker import JobWorker
 from beluga.errors import CacheError, QuotaError
 from beluga.index import BlockState
 from beluga.kvcache import Namespace
@@ -90,8 +91,12 @@ class BelugaL2Adapter(L2AdapterInterface):
         super().__init__()
         self._settings = settings_of(EngineSettings, params)
         self._stores, self._lookups, self._loads = _Results(), _Results(), _Results()
-        self._writer = JobWorker(self._settings, name="lmcache-store", logger=logger)
-        self._reader = JobWorker(self._settings, name="lmcache-load", logger=logger)
+        self._writer = JobWorker(
+            self._settings, name="lmcache-store", engine="lmcache", logger=logger
+        )
+        self._reader = JobWorker(
+            self._settings, name="lmcache-load", engine="lmcache", logger=logger
+        )
         self._lock = threading.Lock()
         self._task = 0
         self._models = Models(self._settings.identity, logger, outlives=True)

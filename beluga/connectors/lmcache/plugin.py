@@ -27,9 +27,10 @@ from beluga.connectors.identity import Fields, digest_of, namespace_of
 from beluga.connectors.lmcache import objects
 from beluga.connectors.lmcache.identity import Models
 from beluga.connectors.lmcache.objects import Hit, Item, bytes_of, layout_of
-from beluga.connectors.lmcache.worker import ConnectionPins, JobWorker
+from beluga.connectors.lmcache.worker import ConnectionPins
 from beluga.connectors.records import CacheGeneration
 from beluga.connectors.settings import EngineSettings, settings_of
+from beluga.connectors.worker import JobWorker
 from beluga.errors import ConnectorError
 from beluga.index import BlockState
 from beluga.kvcache import Namespace
@@ -85,7 +86,9 @@ class BelugaBackend(StoragePluginInterface):
         self._pins = ConnectionPins()
         self._hints = HintReader(logger)
         self._reading = threading.Lock()  # only one thread at a time may use a connection
-        self._writer = JobWorker(self._settings, name="lmcache-put", logger=logger)
+        self._writer = JobWorker(
+            self._settings, name="lmcache-put", engine="lmcache", logger=logger
+        )
         self._reader = Connection(
             self._settings, name="lmcache-get", engine="lmcache", logger=logger
         )

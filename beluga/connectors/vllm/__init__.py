@@ -32,7 +32,9 @@ Files of the KV connector:
 * ``hints`` reads the hints in requests.
 * ``events`` and ``stats`` are the reports.
 
-Only ``connector``, ``groups``, ``stats`` and ``plugin`` import vLLM.
+``tier`` is apart from them: the pool as a tier of vLLM's own offloading.
+
+Only ``connector``, ``groups``, ``stats``, ``plugin`` and ``tier`` import vLLM.
 
 A block is saved only after the step that computes it, and every load that it depends on, are known
 to have succeeded: on every rank, and for every other connector (see ``schedule``). This keeps wrong

@@ -161,6 +161,57 @@ class Factory:
         self._registry[name] = module, class_name
 
 
+class LookupResult(enum.Enum):
+    MISS = 1
+    HIT = 2
+    RETRY = 4
+
+
+class Medium(enum.Enum):
+    CPU = "CPU"
+
+
+@dataclasses.dataclass
+class JobResult:
+    job_id: int
+    success: bool
+    successful_keys: Any = None
+    transfer_time: float | None = None
+    transfer_bytes: int | None = None
+
+
+class AsyncLookupManager:
+    """A fake whose lookups are made when a step ends, in the caller's thread."""
+
+    def __init__(self, tier_type: str) -> None:
+        self._answers: dict[bytes, bool | None] = {}
+
+    def lookup(self, key: bytes, context: Any) -> bool | None:
+        return self._answers.setdefault(key, None)
+
+    def flush(self) -> None:
+        keys = [key for key, answer in self._answers.items() if answer is None]
+        answers: Any = self.batch_lookup(keys, None) if keys else []  # type: ignore[attr-defined]
+        self._answers.update(zip(keys, answers, strict=True))
+
+    def mark_miss(self, keys: list[bytes]) -> None:
+        self._answers.update(dict.fromkeys(keys, False))
+
+    def cleanup(self, request_id: str) -> None:
+        self._answers.clear()
+
+    def shutdown(self) -> None:
+        self._answers.clear()
+
+
+class SecondaryTierManager:
+    """A fake of vLLM's base class of tiers."""
+
+    def __init__(self, spec: Any, view: memoryview, tier_type: str, detector: Any) -> None:
+        assert view.strides is not None
+        self.block_size_bytes, self.tier_type = view.strides[0], tier_type
+
+
 # Variables that vLLM reads.
 VARIABLES = ("VLLM_PORT", "VLLM_MARLIN_INPUT_DTYPE")
 
@@ -195,6 +246,19 @@ def vllm(*, tp_rank: int = 0, pp_rank: int = 0) -> dict[str, types.ModuleType]:
                 "get_tp_group": rank(tp_rank),
             },
             "distributed.kv_events": {"BlockStored": BlockStored},
+            "platforms": {
+                "current_platform": types.SimpleNamespace(
+                    device_type="cuda", get_device_name=lambda: "H200"
+                )
+            },
+            "v1.kv_offload.base": {"LookupResult": LookupResult, "Medium": Medium},
+            "v1.kv_offload.tiering.async_lookup": {"AsyncLookupManager": AsyncLookupManager},
+            "v1.kv_offload.tiering.base": {
+                "JobResult": JobResult,
+                "RequestOffloadingContext": types.SimpleNamespace,
+                "SecondaryTierManager": SecondaryTierManager,
+                "TransferJob": types.SimpleNamespace,
+            },
             "v1.core.kv_cache_manager": {"KVCacheManager": KVCacheManager},
             "v1.engine.core": {"EngineCore": EngineCore},
             "v1.kv_cache_interface": {
@@ -225,7 +289,7 @@ def torch(requested: list[str]) -> types.ModuleType:
     return module
 
 
-OURS = ("connector", "stats")
+OURS = ("connector", "stats", "tier")
 
 
 def installed(monkeypatch: Any, requested: list[str] | None = None, **ranks: int) -> None:

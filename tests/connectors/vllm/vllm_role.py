@@ -70,6 +70,73 @@ def config_pairs(model: str) -> dict[str, list[str]]:
     return report
 
 
+# ---- The pool as a tier of vLLM's own offloading.
+
+
+def tier(model: str, pool: str, what: str) -> dict[str, Any]:
+    """Store or load chunks below the memory of vLLM's own offloading, as its scheduler does.
+
+    vLLM's workers copy only to GPUs, so this fills and compares the memory itself.
+    """
+    import time
+
+    import numpy as np
+    import torch
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+    from vllm.v1.kv_offload.tiering.base import TransferJob
+
+    entry = {"type": "beluga", "module_path": "beluga.connectors.vllm.tier", "pool": pool}
+    transfer = {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "spec_name": "TieringOffloadingSpec",
+            "cpu_bytes_to_use": 4 << 20,
+            "secondary_tiers": [entry | {"timeout_ms": 5000}],
+        },
+    }
+    config = EngineArgs(
+        model=model, skip_tokenizer_init=True, dtype="float32", kv_transfer_config=transfer
+    ).create_engine_config()
+    spec = FullAttentionSpec(
+        block_size=config.cache_config.block_size, num_kv_heads=2, head_size=16, dtype=torch.float32
+    )
+    layers = [f"layers.{i}" for i in range(2)]
+    caches = KVCacheConfig(8, [], [KVCacheGroupSpec(layers, spec)])
+    connector = KVConnectorFactory.create_connector(config, KVConnectorRole.SCHEDULER, caches)
+    manager = connector.connector_scheduler.manager
+    (below,) = manager.secondary_tiers
+    chunks = np.asarray(manager.primary_tier.get_kv_memoryview()).view(np.uint8)
+    count, context = min(len(chunks), 16), ReqContext(req_id="a")
+    keys = [make_offload_key(bytes([i]) * 32, 0) for i in range(count)]
+    expected = np.random.default_rng(7).integers(0, 256, (count, chunks.shape[1]), np.uint8)
+    end = time.monotonic() + 60
+    while True:
+        answers = [below.lookup(key, context) for key in keys]
+        if LookupResult.RETRY not in answers or time.monotonic() > end:
+            break
+        below.on_schedule_end(None)
+        time.sleep(0.01)
+    if what == "store":
+        chunks[:count] = expected
+    submit = below.submit_store if what == "store" else below.submit_load
+    submit(TransferJob(1, keys, np.arange(count), what == "load", context))
+    while not (results := list(below.get_finished_jobs())) and time.monotonic() < end:
+        time.sleep(0.01)
+    report = {
+        "hits": [answer is LookupResult.HIT for answer in answers],
+        "done": [result.success for result in results],
+        "equal": bool((chunks[:count] == expected).all()),
+    }
+    del chunks
+    connector.shutdown()
+    return report
+
+
 # ---- Whether our overrides fit the installed vLLM.
 
 # Hooks that vLLM calls since 0.33.
