@@ -7,6 +7,7 @@ name exists: metrics, alerts, errors, functions, files.
 from __future__ import annotations
 
 import ast
+import colorsys
 import dataclasses
 import importlib.util
 import json
@@ -609,3 +610,67 @@ def test_a_page_that_cites_a_record_shows_its_age(path: Path) -> None:
     cited = set(re.findall(r"bench/results/([\w-]+)\.json", text))
     shown = set(re.findall(r"(?m)^\| \[`([\w-]+)`\]\(\S+\.json\) \|", text))
     assert cited <= shown or AGES in text
+
+
+# ---- The site can be read: text has the contrast of WCAG AA, which axe checks as "serious".
+
+
+CODE = "number special function constant keyword string name operator punctuation comment generic"
+PAGE, CODE_BOX = "default-bg-color", "code-bg-color"
+# Texts, and the background that they have in front of the page's.
+CONTRASTS = [
+    *(("primary-bg-color", "primary-fg-color"), ("primary-bg-color--light", "primary-fg-color")),
+    *((f"code-hl-{kind}-color", CODE_BOX) for kind in [*CODE.split(), "variable"]),
+    *((name, CODE_BOX) for name in ("code-fg-color", "typeset-a-color", "accent-fg-color")),
+    *((name, PAGE) for name in ("typeset-a-color", "accent-fg-color", "default-fg-color--light")),
+    *((f"footer-fg-color{kind}", "footer-bg-color") for kind in ("", "--light", "--lighter")),
+]
+
+
+class Palette:
+    """The colors of a scheme, in sRGB with an alpha, each 0 to 1."""
+
+    def __init__(self, css: str, scheme: str) -> None:
+        scheme_is, primary_is = f"[data-md-color-scheme={scheme}]", "[data-md-color-primary=teal]"
+        selectors = (":root", scheme_is, primary_is, scheme_is + primary_is)
+        rules: list[tuple[int, int, str, str]] = []
+        for at, rule in enumerate(re.finditer(r"([^{}]*)\{([^{}]*)\}", css)):
+            names = re.sub(r"/\*.*?\*/", "", rule[1], flags=re.DOTALL).replace('"', "").split(",")
+            for name in {name.strip() for name in names}.intersection(selectors):
+                for key, value in re.findall(r"--md-([\w-]+):\s*([^;]+)", rule[2]):
+                    rules.append((name.count("["), at, key, value.strip()))
+        self._texts = {key: text for _, _, key, text in sorted(rules, key=lambda row: row[:2])}
+
+    def color(self, name: str) -> list[float]:
+        text = self._texts[name]
+        if alias := re.fullmatch(r"var\(--md-([\w-]+)\)", text):
+            return self.color(alias[1])
+        if text.startswith("#"):
+            digits = text[1:] if len(text) > 5 else "".join(digit * 2 for digit in text[1:])
+            return [byte / 255 for byte in bytes.fromhex(digits.ljust(8, "f"))]
+        text = text.replace("var(--md-hue)", self._texts["hue"])
+        hue, saturation, light, alpha = map(float, re.findall(r"[\d.]+", text))
+        red, green, blue = colorsys.hls_to_rgb(hue / 360, light / 100, saturation / 100)
+        return [red, green, blue, alpha]
+
+    def contrast(self, text: str, box: str) -> float:
+        """Return the contrast ratio of a text in a box on a page, as WCAG 2 defines it."""
+        shown = [0.0, 0.0, 0.0]
+        luminances = []
+        for name in (PAGE, box, text):
+            *color, alpha = self.color(name)
+            shown = [new * alpha + old * (1 - alpha) for new, old in zip(color, shown, strict=True)]
+            linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in shown]
+            luminances.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
+        darker, lighter = sorted(luminances[1:])
+        return (lighter + 0.05) / (darker + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["default", "slate"])
+def test_the_colors_of_the_site_have_enough_contrast(scheme: str) -> None:
+    material = pytest.importorskip("material", reason="mkdocs-material is not installed")
+    themes = Path(material.__file__).parent.glob("templates/assets/stylesheets/*.min.css")
+    own = ROOT / "docs/stylesheets/site.css"
+    palette = Palette("".join(path.read_text() for path in [*sorted(themes), own]), scheme)
+    ratios = {names: palette.contrast(*names) for names in CONTRASTS}
+    assert {names: ratio for names, ratio in ratios.items() if ratio < 4.6} == {}
