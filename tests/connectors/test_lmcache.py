@@ -484,6 +484,13 @@ def test_an_object_is_loaded_in_its_own_layout_and_deleted_in_all(adapter: MakeA
     assert lookup(third, keys) == lookup(third, keys, OTHER) == [False, True]
 
 
+def test_salts_leave_a_bounded_number_of_namespaces(adapter: MakeAdapter) -> None:
+    l2_adapter = adapter()
+    for number in range(5_000):
+        l2_adapter._namespace(ObjectKey(b"a", cache_salt=str(number)))
+    assert l2_adapter._namespace_of.cache_info().currsize == 1024
+
+
 def test_a_model_has_a_bounded_number_of_layouts(
     adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

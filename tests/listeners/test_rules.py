@@ -502,6 +502,10 @@ BOUNDS = {
         "connectors/test_connection.py",
         "test_salts_that_clients_choose_grow_neither_memory_nor_files",
     ),
+    "namespaces of LMCache's adapter": (
+        "connectors/test_lmcache.py",
+        "test_salts_leave_a_bounded_number_of_namespaces",
+    ),
     "files of namespaces": (
         "connectors/test_connection.py",
         "test_salts_that_clients_choose_grow_neither_memory_nor_files",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from lmcache import __version__ as lmcache_version
@@ -25,7 +26,7 @@ from lmcache.v1.platform import create_event_notifier
 from beluga.connectors.connection import Attachment, Connection
 from beluga.connectors.identity import Fields, namespace_of
 from beluga.connectors.lmcache import objects
-from beluga.connectors.lmcache.identity import Models
+from beluga.connectors.lmcache.identity import MODELS_MAX, Models
 from beluga.connectors.lmcache.objects import (
     LAYOUTS_MAX,
     Hit,
@@ -46,6 +47,8 @@ from beluga.transfer import TransferClass, TransferStats
 
 logger = init_logger(__name__)
 T = TypeVar("T")
+
+NAMESPACES_MAX = 1024  # that are remembered: clients choose their salts
 
 
 class _Results:
@@ -100,8 +103,8 @@ class BelugaL2Adapter(L2AdapterInterface):
         self._lock = threading.Lock()
         self._task = 0
         self._models = Models(self._settings.identity, logger, outlives=True)
-        self._namespaces: dict[tuple[Any, ...], Namespace] = {}
-        self._layouts: dict[str, Layouts] = {}  # by model
+        self._namespace_of = lru_cache(NAMESPACES_MAX)(self._make_namespace)
+        self._layouts_of = lru_cache(MODELS_MAX)(self._make_layouts)
         self._pins = ConnectionPins()  # of the reader's connection
         self._ledger = Ledger()
         self._owed = Owed()
@@ -264,28 +267,26 @@ class BelugaL2Adapter(L2AdapterInterface):
     def _namespace(self, key: Any) -> Namespace:
         """Return the namespace of the objects of an LMCache key, in all layouts."""
         weights = self._models.last(key.model_name)  # "": there are no stored objects
-        whose = (key.model_name, key.kv_rank, key.object_group_id, key.cache_salt, weights)
-        namespace = self._namespaces.get(whose)
-        if namespace is None:
-            fields: Fields = {
-                "form": "L2",
-                "model": key.model_name,
-                "kv_rank": key.kv_rank,
-                "object_group": key.object_group_id,
-                "cache_salt": key.cache_salt,
-                "weights": weights,
-            }
-            namespace = namespace_of(self._settings, "lmcache", lmcache_version, fields)
-            self._namespaces[whose] = namespace
-        return namespace
+        return self._namespace_of(
+            key.model_name, key.kv_rank, key.object_group_id, key.cache_salt, weights
+        )
 
-    def _layouts_of(self, model: str) -> Layouts:
-        layouts = self._layouts.get(model)
-        if layouts is None:
-            fields: Fields = {"form": "L2 layouts", "model": model}
-            layouts = Layouts(namespace_of(self._settings, "lmcache", lmcache_version, fields))
-            self._layouts[model] = layouts
-        return layouts
+    def _make_namespace(
+        self, model: str, kv_rank: int, object_group: int, salt: str, weights: str
+    ) -> Namespace:
+        fields: Fields = {
+            "form": "L2",
+            "model": model,
+            "kv_rank": kv_rank,
+            "object_group": object_group,
+            "cache_salt": salt,
+            "weights": weights,
+        }
+        return namespace_of(self._settings, "lmcache", lmcache_version, fields)
+
+    def _make_layouts(self, model: str) -> Layouts:
+        fields: Fields = {"form": "L2 layouts", "model": model}
+        return Layouts(namespace_of(self._settings, "lmcache", lmcache_version, fields))
 
     def _item(self, key: Any, layout_id: bytes) -> Item:
         """Return the namespace and the name of an object."""
