@@ -105,6 +105,7 @@ class BelugaTier(SecondaryTierManager):
         self._writer = JobWorker(self._settings, name="tier-store", engine="vllm", logger=logger)
         self._lookups = _Lookups(self)
         self._reader.connection.settle()
+        self._writer.connection.settle()
 
     def lookup(self, key: bytes, req_context: Any) -> LookupResult:
         """Return whether a chunk exists; RETRY before the answer is there."""
