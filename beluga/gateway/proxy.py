@@ -54,8 +54,8 @@ log = logging.getLogger(__name__)
 # ---- The relay
 
 EVENT_STREAM = "text/event-stream"
-_DATA = b"data:"
-_DONE = b"data: [DONE]"
+_DATA = b"\ndata:"
+_DONE = b"\ndata: [DONE]"
 
 HELD_SIZE_MAX = 1 << 20
 """Largest buffered part of a line, in bytes. A longer line is forwarded in parts."""
@@ -191,7 +191,8 @@ async def relay(
         except (ConnectionError, RuntimeError) as error:  # "Cannot write to closing transport"
             raise ClientGoneError(words_of(error)) from error
         if source.has_events:
-            tokens(piece.count(_DATA) - piece.count(_DONE))
+            lines = b"\n" + piece  # JSON has no line end, so "data:" inside of a text does not count
+            tokens(lines.count(_DATA) - lines.count(_DONE))
         piece = await source.next()
 
 

@@ -502,7 +502,7 @@ def test_events_are_counted_without_the_one_that_ends_a_stream() -> None:
             written.append(data)
             ends.append(data)
 
-    first = b"data: a\n\ndata: b\n\n"
+    first = b'data: {"text": "data: [DONE] data: x"}\n\ndata: b\n\n'
     asyncio.run(relay(cast("Any", Source()), first, cast("Any", Target()), counts.append))
     assert counts == [2, 1, 0]
     assert b"".join(written) == first + b"data: b\n\ndata: [DONE]\n\n"
