@@ -191,7 +191,7 @@ async def relay(
         except (ConnectionError, RuntimeError) as error:  # "Cannot write to closing transport"
             raise ClientGoneError(words_of(error)) from error
         if source.has_events:
-            lines = b"\n" + piece  # JSON has no line end, so "data:" inside of a text does not count
+            lines = b"\n" + piece  # JSON has no line ends, so "data:" in a text does not count
             tokens(lines.count(_DATA) - lines.count(_DONE))
         piece = await source.next()
 

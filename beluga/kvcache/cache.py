@@ -731,6 +731,9 @@ class KVCache(OfThisProcess):
         batch.io_queue, batch.transfer_class = io_queue, kind
         return batch
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.namespace.digest.hex()[:8]} in {self.client.pool!r}>"
+
     def __enter__(self) -> Self:
         return self
 

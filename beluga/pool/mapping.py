@@ -16,6 +16,7 @@ from typing import TypeAlias
 from beluga._ffi import core, ffi, lib
 from beluga._shared import SharedHandle, when_forked
 from beluga.errors import (
+    BadValueError,
     DeviceBusyError,
     DeviceTruncatedError,
     ForkedSessionError,
@@ -173,11 +174,11 @@ class Mapping:
             with mapping.using() as pool:
                 lib.bl_call(pool)
 
-        It stays mapped that long. Raises ValueError once this is closed, ForkedSessionError in a
+        It stays mapped that long. Raises BadValueError once this is closed, ForkedSessionError in a
         forked child.
         """
         if self._shared.closed:
-            raise ValueError("the pool is closed")
+            raise BadValueError("the pool is closed; open it again")
         if self._shared.foreign:
             raise ForkedSessionError(
                 "the parent process mapped this pool; open it again after fork"

@@ -358,11 +358,11 @@ class Pool(OfThisProcess):
 
         Sessions and servers have threads in C that write to the pool; ``end`` stops them. A session
         or server calls this before it is made, and holds the lock that ``end`` waits for. Raises
-        ValueError once the pool is closed or is being closed.
+        BadValueError once the pool is closed or is being closed.
         """
         with self._lock:
             if self._closing:
-                raise ValueError("the pool is closed")
+                raise BadValueError("the pool is closed; open it again")
             self._ends = [method for method in self._ends if method() is not None]
             self._ends.append(weakref.WeakMethod(end))
 

@@ -338,6 +338,9 @@ class Client(OfThisProcess):
         self._exchanging = threading.Lock()
         self._end.detach()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.pool!r}>"
+
     def __enter__(self) -> Self:
         return self
 

@@ -18,10 +18,11 @@ from support import role
 from support.soft_dsa import soft_engine
 
 from beluga import IndexServer, KVCache, Pool, coherence
-from beluga.errors import LayoutError
+from beluga.errors import BadValueError, LayoutError, RpcError
 from beluga.index import Grant, IndexClient
 from beluga.index.client import Pins
 from beluga.kvcache import Run
+from beluga.rpc import Client
 from beluga.transfer import (
     CHUNK,
     PIECE,
@@ -467,3 +468,22 @@ def test_tokens_are_fetched_by_the_configured_number_of_threads(
             cache.put(digests(1), Run.of(layout_of(np.ones(SHAPE, np.uint8)), [0]))
             assert cache.get_tokens(digests(1), [0], Slots(target, [0])).hits == 1
     assert seen == [1, 3]
+
+
+@pytest.mark.parametrize("closed", ["cache", "pool"])
+def test_calls_after_a_close_name_the_mend(shm: Path, closed: str) -> None:
+    pool = Pool.create([shm / "a"], device_size=16 << 20, sparse=True)
+    with IndexServer(pool):
+        cache = KVCache(pool, namespace={"model": "m", "cache_salt": "secret"})
+        cache.close() if closed == "cache" else pool.close()
+        calls = ("lookup", "remove", "pin", "hint", "onboard", "prefetch")
+        for call in (*(getattr(cache, name) for name in calls), lambda k: cache.put(k, array())):
+            with pytest.raises(RpcError, match="this client is closed; make a new one"):
+                call(keys(2))
+        assert "<Pool " in repr(cache)
+        assert "secret" not in repr(cache)
+        assert repr(cache.client) == f"<Client of {pool!r}>"
+    pool.close()
+    for make in (Client, IndexServer, lambda closed_pool: KVCache(closed_pool, namespace="m")):
+        with pytest.raises(BadValueError, match="the pool is closed; open it again"):
+            make(pool)
