@@ -467,7 +467,7 @@ def test_a_pool_that_is_not_declared_as_shared_is_reported(
     assert (l2_adapter.identity, caplog.text) == (("beluga", True), "")
     l2_adapter.set_backend_identity("plugin")
     assert l2_adapter.identity == ("beluga", False)
-    assert 'add "shared": true to --l2-adapter' in caplog.text
+    assert 'add "shared": true to' in caplog.text
 
 
 def test_an_object_is_loaded_in_its_own_layout_and_deleted_in_all(adapter: MakeAdapter) -> None:

@@ -117,7 +117,7 @@ class BelugaL2Adapter(L2AdapterInterface):
         if not shared:
             logger.warning(
                 "beluga: the pool is not declared as shared, so LMCache's coordinator counts its "
-                'chunks and bytes once for each server; add "shared": true to --l2-adapter'
+                'chunks and bytes once for each server; add "shared": true to LMCache\'s L2 adapter'
             )
 
     def list_l2_keys(
