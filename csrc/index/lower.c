@@ -98,13 +98,6 @@ typedef struct bl_chain {
     uint64_t requested_ns;
 } bl_chain;
 
-/* What a session requests: of keys and of chains at most as many as are still free. */
-typedef struct bl_lane_requests {
-    uint32_t chain;             /* of its last call, or BL_CHAIN_NONE, _CANCELLED */
-    uint32_t chain_count;
-    uint32_t key_count;
-} bl_lane_requests;
-
 enum { BL_CHAIN_NONE = BL_NO_NUMBER, BL_CHAIN_CANCELLED = BL_NO_NUMBER - 1 };
 
 struct bl_lower {
@@ -125,8 +118,7 @@ struct bl_lower {
     bl_chain chains[BL_CHAINS_MAX];
     bl_work_list rings[BL_RING_NONE]; /* chains */
     bl_work_list free_chains;
-    bl_lane_requests *lanes;    /* per lane */
-    uint32_t chain_count;       /* in use */
+    uint32_t *lane_chain;       /* per lane: chain of its last call, or BL_CHAIN_NONE, _CANCELLED */
     uint32_t absent_count;
     bl_lower_stat stat;
     uint64_t work[BL_LOWER_KINDS]; /* 1: there is work; written by the server's thread */
@@ -303,12 +295,9 @@ static uint32_t bl_chain_new(bl_index *index, uint32_t lane, uint32_t kind)
 {
     bl_lower *lower = index->lower;
     uint32_t number = lower->free_chains.first;
-    if (number == BL_NO_NUMBER ||
-        lower->lanes[lane].chain_count >= BL_CHAINS_MAX - lower->chain_count)
+    if (number == BL_NO_NUMBER)
         return BL_CHAIN_NONE;
     bl_work_unlink(index, &lower->free_chains, bl_lower_chain_link, number);
-    lower->chain_count++;
-    lower->lanes[lane].chain_count++;
     lower->chains[number] = (bl_chain){
         .window = BL_CHAIN_FIRST,
         .lane = lane,
@@ -318,14 +307,6 @@ static uint32_t bl_chain_new(bl_index *index, uint32_t lane, uint32_t kind)
     };
     bl_work_clear(&lower->chains[number].entries);
     return number;
-}
-
-static void bl_chain_free(bl_index *index, uint32_t number)
-{
-    bl_lower *lower = index->lower;
-    lower->chain_count--;
-    lower->lanes[lower->chains[number].lane].chain_count--;
-    bl_work_append(index, &lower->free_chains, bl_lower_chain_link, number);
 }
 
 /* End the request of a key, and its chain with the last key. */
@@ -339,13 +320,12 @@ static void bl_lower_cancel(bl_index *index, bl_lower_entry *entry)
     chain->taken -= entry->taken;
     entry->requested = BL_LOWER_OFFLOAD, entry->taken = entry->recalled = 0;
     lower->stat.wanted_count--;
-    lower->lanes[chain->lane].key_count--;
     bl_chain_place(index, entry->chain);
     if (chain->count > 0)
         return;
-    if (lower->lanes[chain->lane].chain == entry->chain)
-        lower->lanes[chain->lane].chain = BL_CHAIN_NONE;
-    bl_chain_free(index, entry->chain);
+    if (lower->lane_chain[chain->lane] == entry->chain)
+        lower->lane_chain[chain->lane] = BL_CHAIN_NONE;
+    bl_work_append(index, &lower->free_chains, bl_lower_chain_link, entry->chain);
 }
 
 static void bl_lower_forget_miss(bl_index *index, bl_lower_entry *entry)
@@ -383,14 +363,14 @@ static void bl_chain_cancel(bl_index *index, uint32_t number)
     bl_lower *lower = index->lower;
     bl_chain *chain = &lower->chains[number];
     uint32_t lane = chain->lane;
-    int last = lower->lanes[lane].chain == number;
+    int last = lower->lane_chain[lane] == number;
     for (uint32_t left = chain->count - chain->taken; left > 0; left--) {
         bl_lower_entry *entry = &lower->entries[chain->entries.first];
         bl_lower_cancel(index, entry);
         bl_lower_park(index, entry);
     }
     if (last)
-        lower->lanes[lane].chain = BL_CHAIN_CANCELLED;
+        lower->lane_chain[lane] = BL_CHAIN_CANCELLED;
 }
 
 /* Add a key to a chain, unless it is requested already with the same or a higher priority. */
@@ -412,7 +392,6 @@ static void bl_chain_add(bl_index *index, bl_lower_entry *entry, uint32_t number
     bl_work_append(index, &chain->entries, bl_lower_entry_link, (uint32_t)(entry - lower->entries));
     chain->count++;
     lower->stat.wanted_count++;
-    lower->lanes[chain->lane].key_count++;
     if (chain->ring == BL_RING_NONE)
         bl_chain_place(index, number);
 }
@@ -480,7 +459,7 @@ void bl_lower_lane_gone(bl_index *index, uint32_t lane)
     for (uint32_t number = 0; number < BL_CHAINS_MAX; number++)
         if (lower->chains[number].count > 0 && lower->chains[number].lane == lane)
             bl_chain_cancel(index, number);
-    lower->lanes[lane].chain = BL_CHAIN_NONE;
+    lower->lane_chain[lane] = BL_CHAIN_NONE;
     if (lower->lane != lane)
         return;
     while (lower->taken.last != BL_NO_NUMBER) {
@@ -532,12 +511,6 @@ int bl_lower_refusal(const bl_index *index, int status)
                                                                           : status;
 }
 
-int bl_lower_lists(const bl_index *index, const uint64_t key[2])
-{
-    const bl_lower_entry *entry = index->lower ? bl_lower_entry_of(index->lower, key) : NULL;
-    return entry != NULL && entry->tiers != 0;
-}
-
 void bl_lower_remove(bl_index *index, const uint64_t key[2], int64_t number)
 {
     bl_lower *lower = index->lower;
@@ -577,7 +550,7 @@ int bl_lower_unwanted(const bl_index *index, const uint64_t key[2], uint32_t fla
 static int bl_onboard_one(bl_index *index, const uint64_t key[2], uint32_t lane, uint32_t kind)
 {
     bl_lower *lower = index->lower;
-    uint32_t *chain = &lower->lanes[lane].chain;
+    uint32_t *chain = &lower->lane_chain[lane];
     bl_lower_entry *entry = bl_lower_entry_of(lower, key);
     int64_t number = bl_hash_find(index->hash, key);
     if (number >= 0) /* a block that a client is writing does not come from a tier */
@@ -586,8 +559,7 @@ static int bl_onboard_one(bl_index *index, const uint64_t key[2], uint32_t lane,
     if (entry != NULL && entry->requested != BL_LOWER_OFFLOAD && !entry->recalled &&
         (entry->requested == kind || entry->taken || kind == BL_LOWER_PREFETCH))
         return 1;
-    if (lower->lanes[lane].key_count >= BL_REQUESTED_MAX - lower->stat.wanted_count ||
-        bl_lower_reach(index, entry, key) == 0)
+    if (lower->stat.wanted_count >= BL_REQUESTED_MAX || bl_lower_reach(index, entry, key) == 0)
         return 0;
     if (*chain == BL_CHAIN_NONE)
         *chain = bl_chain_new(index, lane, kind);
@@ -600,7 +572,7 @@ static int bl_onboard_one(bl_index *index, const uint64_t key[2], uint32_t lane,
         bl_chain_add(index, entry, mine);
         lower->stat.onboard_count++;
     } else if (lower->chains[*chain].count == 0) {
-        bl_chain_free(index, *chain);
+        bl_work_append(index, &lower->free_chains, bl_lower_chain_link, *chain);
         *chain = BL_CHAIN_NONE;
     }
     return entry != NULL;
@@ -617,8 +589,8 @@ int bl_handle_onboard(void *context, bl_call *call)
         return -BL_ERROR_BAD_REQUEST;
     int brings = index->lower != NULL && !index->server->stat.draining;
     if (brings && !(head.flags & BL_ONBOARD_MORE))
-        index->lower->lanes[call->lane].chain = BL_CHAIN_NONE;
-    brings = brings && index->lower->lanes[call->lane].chain != BL_CHAIN_CANCELLED;
+        index->lower->lane_chain[call->lane] = BL_CHAIN_NONE;
+    brings = brings && index->lower->lane_chain[call->lane] != BL_CHAIN_CANCELLED;
     for (; brings && count < head.count; count++) {
         uint64_t key[2];
         memcpy(key, keys + count * sizeof key, sizeof key);
@@ -907,14 +879,14 @@ int bl_lower_attach(bl_index *index, uint32_t count_max, int waits, uint8_t unkn
         bl_work_clear(&lower->rings[ring]);
     bl_work_clear(&lower->free_chains);
     uint32_t lane_count = index->pool->geometry.lane_count;
-    lower->lanes = calloc(lane_count, sizeof *lower->lanes);
-    for (uint32_t lane = 0; lower->lanes && lane < lane_count; lane++)
-        lower->lanes[lane].chain = BL_CHAIN_NONE;
+    lower->lane_chain = malloc(lane_count * sizeof *lower->lane_chain);
+    for (uint32_t lane = 0; lower->lane_chain && lane < lane_count; lane++)
+        lower->lane_chain[lane] = BL_CHAIN_NONE;
     lower->entries = bl_lazy_map(lower->entry_max * sizeof *lower->entries);
-    if (lower->lanes == NULL || lower->entries == NULL ||
+    if (lower->lane_chain == NULL || lower->entries == NULL ||
         bl_hash_create(&lower->hash, lower->entry_max) < 0) {
         bl_lazy_unmap(lower->entries, lower->entry_max * sizeof *lower->entries);
-        free(lower->lanes);
+        free(lower->lane_chain);
         free(lower);
         return -ENOMEM;
     }
@@ -968,7 +940,7 @@ void bl_lower_destroy(bl_index *index)
         return;
     bl_hash_destroy(lower->hash);
     bl_lazy_unmap(lower->entries, lower->entry_max * sizeof *lower->entries);
-    free(lower->lanes);
+    free(lower->lane_chain);
     pthread_cond_destroy(&lower->worked);
     pthread_mutex_destroy(&lower->lock);
     free(lower);

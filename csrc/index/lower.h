@@ -21,9 +21,6 @@ void bl_lower_lane_gone(bl_index *index, uint32_t lane);
 /* Return the state of a key that the pool does not have: MISS, BELOW, or PENDING. */
 uint32_t bl_lower_state(const bl_index *index, const uint64_t key[2]);
 
-/* Return 1 if a lower tier has listed the key. */
-int bl_lower_lists(const bl_index *index, const uint64_t key[2]);
-
 /* Cancel the lower tiers' work on a key that is being removed; number is its block, or negative.
  * Its tombstones already exist. */
 void bl_lower_remove(bl_index *index, const uint64_t key[2], int64_t number);

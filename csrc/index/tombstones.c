@@ -14,11 +14,6 @@
  * does not have is parked, for a successor that has the tier. Tombstones use at most half of the
  * table; beyond that, removals are refused. No tombstone is ever dropped, unless an operator
  * abandons its tier.
- *
- * Keys that neither the pool nor the directory of the tiers lists may be in a store, so their
- * removals are recorded, too. But anybody can make up such keys: their tombstones use at most half
- * of the room, and each session's at most as much of that half as is still free. So they never take
- * the room of stored keys.
  */
 #include "index/tombstones.h"
 
@@ -32,7 +27,6 @@
 #include "index/work_list.h"
 
 enum { BL_TOMBSTONES_PART = 2 }; /* at most one tombstone per this many lines of the block table */
-enum { BL_TOMBSTONES_UNLISTED_PART = 2 }; /* of them, one in this many is of an unlisted key */
 
 struct bl_tombstones {
     bl_hash *hash;            /* key -> number of its first tombstone */
@@ -42,15 +36,12 @@ struct bl_tombstones {
     uint32_t line[BL_TOMBSTONE_STORES]; /* numbers of the tiers' lines, or BL_NO_NUMBER */
     uint64_t given_up[BL_TOMBSTONE_STORES]; /* ids */
     uint32_t given_up_count;
-    uint32_t *unlisted_count; /* of unlisted keys, by lane; the last one of recovered ones */
-    uint32_t unlisted_total;
     bl_work_list lists[BL_TOMBSTONE_STATES][BL_TOMBSTONE_STORES];
 };
 
 /* A tombstone uses these fields of a bl_block: key and generation; fingerprint: the id of its tier;
  * lane: the number of its tier; offload: its state; the link BL_LIST_LOWER: in the list of its tier
- * and state; next of BL_LIST_LANE: the next tombstone of the key; chunk_size: index in
- * unlisted_count plus 1, or 0 if the key was listed. The line of a tier has a
+ * and state; next of BL_LIST_LANE: the next tombstone of the key. The line of a tier has a
  * generation and a fingerprint. */
 
 int bl_tombstones_create(bl_index *index)
@@ -66,10 +57,7 @@ int bl_tombstones_create(bl_index *index)
             bl_work_clear(&tombstones->lists[state][tier]);
     for (uint32_t tier = 0; tier < BL_TOMBSTONE_STORES; tier++)
         tombstones->line[tier] = BL_NO_NUMBER;
-    tombstones->unlisted_count = calloc(index->pool->geometry.lane_count + 1, sizeof(uint32_t));
-    return tombstones->unlisted_count == NULL
-               ? -ENOMEM
-               : bl_hash_create(&tombstones->hash, tombstones->count_max);
+    return bl_hash_create(&tombstones->hash, tombstones->count_max);
 }
 
 void bl_tombstones_destroy(bl_index *index)
@@ -77,7 +65,6 @@ void bl_tombstones_destroy(bl_index *index)
     if (index->tombstones == NULL)
         return;
     bl_hash_destroy(index->tombstones->hash);
-    free(index->tombstones->unlisted_count);
     free(index->tombstones);
 }
 
@@ -242,22 +229,12 @@ static void bl_tombstone_move(bl_index *index, uint32_t number, enum bl_tombston
     bl_tombstone_enter(index, number, state);
 }
 
-/* Add to the number of tombstones of an owner's unlisted keys. */
-static void bl_tombstone_charge(bl_tombstones *tombstones, uint32_t owner, int count)
-{
-    if (owner == 0)
-        return;
-    tombstones->unlisted_count[owner - 1] += (uint32_t)count;
-    tombstones->unlisted_total += (uint32_t)count;
-}
-
 /* Clear the tombstone of a removal that its tier has executed. */
 static void bl_tombstone_end(bl_index *index, uint32_t number)
 {
     bl_block *tombstone = &index->blocks[number];
     bl_tombstone_leave(index, number);
     bl_tombstone_unlink(index, number);
-    bl_tombstone_charge(index->tombstones, tombstone->chunk_size, -1);
     bl_crash_point("tombstone.done");
     *tombstone = (bl_block){.generation = tombstone->generation};
     bl_entry_clear(index, number);
@@ -265,25 +242,18 @@ static void bl_tombstone_end(bl_index *index, uint32_t number)
     bl_crash_point("tombstone.cleared");
 }
 
-int bl_tombstones_needed(const bl_index *index, const uint64_t key[2], uint32_t owner)
+int bl_tombstones_needed(const bl_index *index, const uint64_t key[2])
 {
-    const bl_tombstones *tombstones = index->tombstones;
-    uint32_t unlisted_max = tombstones->count_max / BL_TOMBSTONES_UNLISTED_PART;
     int needed = 0;
     for (uint32_t tier = 1; tier < BL_TOMBSTONE_STORES; tier++)
-        needed += tombstones->id[tier] != 0 && bl_tombstone_of(index, key, tier) == BL_NO_NUMBER;
-    uint32_t unlisted = tombstones->unlisted_total + (uint32_t)needed;
-    if (owner != 0 && needed > 0 && /* recovered ones may be more than unlisted_max */
-        (unlisted > unlisted_max ||
-         tombstones->unlisted_count[owner - 1] > unlisted_max - unlisted))
-        return -BL_ERROR_REMOVALS_FULL;
-    return bl_tombstones_count(index) + (uint32_t)needed <= tombstones->count_max
+        needed += index->tombstones->id[tier] != 0 &&
+                  bl_tombstone_of(index, key, tier) == BL_NO_NUMBER;
+    return bl_tombstones_count(index) + (uint32_t)needed <= index->tombstones->count_max
                ? needed
                : -BL_ERROR_REMOVALS_FULL;
 }
 
-void bl_tombstones_add(bl_index *index, const uint64_t key[2], uint32_t owner,
-                       const uint32_t *numbers)
+void bl_tombstones_add(bl_index *index, const uint64_t key[2], const uint32_t *numbers)
 {
     for (uint32_t tier = 1; tier < BL_TOMBSTONE_STORES; tier++) {
         if (index->tombstones->id[tier] == 0)
@@ -303,9 +273,7 @@ void bl_tombstones_add(bl_index *index, const uint64_t key[2], uint32_t owner,
             .fingerprint = index->tombstones->id[tier],
             .state = BL_NUMBER_REMOVED,
             .lane = tier,
-            .chunk_size = owner,
         };
-        bl_tombstone_charge(index->tombstones, owner, 1);
         bl_tombstone_link(index, number);
         bl_tombstone_enter(index, number, bl_tombstone_begins(tier));
         bl_tombstone_write(index, number);
@@ -322,8 +290,6 @@ int bl_tombstones_recover(bl_index *index, uint32_t number)
         bl_tombstones_count(index) >= tombstones->count_max || bl_tombstone_link(index, number) < 0)
         return 0;
     tombstone->state = BL_NUMBER_REMOVED;
-    tombstone->chunk_size = index->pool->geometry.lane_count + 1; /* maybe it was not listed */
-    bl_tombstone_charge(tombstones, tombstone->chunk_size, 1);
     bl_tombstone_enter(index, number, bl_tombstone_begins(tier));
     return 1;
 }

@@ -43,15 +43,12 @@ uint32_t bl_tombstones_unmarked(const bl_index *index);
 /* Write a tier's line. Returns 0, or -BL_ERROR_REMOVALS_FULL if there are too many tiers. */
 int bl_tombstones_mark(bl_index *index, uint32_t tier, uint32_t number);
 
-/* Return how many unused numbers the tombstones of a key need, or -BL_ERROR_REMOVALS_FULL. owner is
- * 0 for a key that the pool or a tier lists; for others, whose room is bounded, it is the caller's
- * lane plus 1. */
-int bl_tombstones_needed(const bl_index *index, const uint64_t key[2], uint32_t owner);
+/* Return how many unused numbers the tombstones of a key need, or -BL_ERROR_REMOVALS_FULL. */
+int bl_tombstones_needed(const bl_index *index, const uint64_t key[2]);
 
 /* Write a key's tombstones: one for each tier that may have blocks of the pool, whether this server
  * has the tier or not. Existing ones are renewed. numbers has bl_tombstones_needed() elements. */
-void bl_tombstones_add(bl_index *index, const uint64_t key[2], uint32_t owner,
-                       const uint32_t *numbers);
+void bl_tombstones_add(bl_index *index, const uint64_t key[2], const uint32_t *numbers);
 
 /* Recover a predecessor's tombstone, which was copied into the block of this number. Returns 0 if
  * there are too many. */

@@ -30,13 +30,7 @@ from support.role import Process
 
 from beluga import Client, IndexServer, Pool
 from beluga._ffi import ffi, lib
-from beluga.errors import (
-    BadRequestError,
-    BadValueError,
-    NoGrantError,
-    QueueFullError,
-    RemovalsFullError,
-)
+from beluga.errors import BadRequestError, BadValueError, NoGrantError, QueueFullError
 from beluga.index import (
     LOWER_NOTE,
     BlockState,
@@ -448,46 +442,6 @@ def test_nothing_is_onboarded_while_the_pool_is_drained(below: Below) -> None:
     assert eventually(lambda: below.index.onboard(keys(1)) == 0)
     below.server.drain(False)
     assert eventually(lambda: below.index.onboard(keys(1)) == 1)
-
-
-@pytest.mark.parametrize(("size", "first"), [(1, 2048), (16384, 32768)])  # of calls, of keys
-def test_no_session_takes_all_requests(below: Below, size: int, first: int) -> None:
-    """Calls with one key each use up the chains, and those with many keys the requests."""
-    numbers = iter(range(1000, 1 << 20, size))
-
-    def fill(index: IndexClient) -> int:
-        """Request keys until a call is cut short. Returns how many keys were requested."""
-        total = 0
-        while (count := index.onboard(keys(*range(start := next(numbers), start + size)))) == size:
-            total += count
-        return total + count
-
-    assert fill(below.index) == first
-    with Client(below.pool) as second, Client(below.pool) as third:
-        assert fill(IndexClient(second)) == first // 2
-        assert fill(IndexClient(third)) == first // 4
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def test_a_session_at_all_bounds_leaves_room_to_another(below: Below) -> None:
-    before = resident_bytes()
-    with Client(below.pool, timeout_s=0.2) as attacker:
-        index = IndexClient(attacker)
-        for number in range(1000, 4000):  # a chain each, until there is no room
-            index.onboard(keys(number))
-        index.onboard(keys(*range(10_000, 80_000)))
-        with pytest.raises(RemovalsFullError):
-            index.remove(keys(*range(100_000, 170_000)))
-        assert resident_bytes() - before < 16 << 20  # of the server, which runs in this process
-        for number in range(100):
-            (grant,) = below.index.reserve(keys(number), length=4096)
-            assert below.index.commit([grant]) == [0]
-            assert below.index.lookup(keys(number)).hits
-        assert below.index.remove(keys(99)) == 1
-        assert below.index.onboard(keys(*range(200_000, 200_500))) == 500
 
 
 def test_a_tier_with_a_pending_removal_of_a_key_is_not_read(below: Below) -> None:

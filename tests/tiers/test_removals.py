@@ -233,36 +233,26 @@ def test_a_block_removed_during_its_save_is_not_loaded(make: Make) -> None:
 
 
 def test_removals_beyond_the_bound_are_rejected_and_none_is_lost(make: Make) -> None:
-    """Keys that are stored nowhere take a quarter of the room from one session, and half from all:
-    removals of stored blocks have the rest."""
     scene = make(disk=False)
     scene.put_surely("last", 0)
     store = scene.stored("block")
     store.refused = {"delete"}
     scene.remove("block")
     limit = scene.server.lower_stat().removal_max
-    others = contextlib.ExitStack()
-    with others:
-        for session in range(3):
-            hasty = others.enter_context(KVCache(scene.pool, namespace="test", timeout_s=0.2))
-            names = [digest(("none", session, number)) for number in range(limit + 10)]
-            with pytest.raises(RemovalsFullError, match="beluga stat"):
-                hasty.remove(names)
-            if session == 0:
-                assert limit // 4 <= scene.pending() <= limit // 4 + 2
-        assert scene.pending() <= limit // 2 + 1
-        assert scene.has("last", 0)  # blocks that were not removed are hits
-        assert scene.remove("last") == 1  # at once: its own session has made up no keys
+    with KVCache(scene.pool, namespace="test", timeout_s=0.2) as hasty:
+        with pytest.raises(RemovalsFullError, match="beluga stat"):
+            hasty.remove([digest(("none", number)) for number in range(limit + 10)])
+        with pytest.raises(RemovalsFullError):
+            hasty.remove([digest("last")])
+    assert scene.pending() == limit
+    assert scene.has("last", 0)  # blocks that were not removed are hits
     assert scene.get("block") is None
-    pending = scene.pending()
     scene.restart()
-    assert scene.pending() == pending
+    assert scene.pending() == limit
     assert scene.get("block") is None
-    assert scene.get("last") is None
-    scene.put_surely("newer", 0)
-    assert scene.remove("newer") == 1  # those of the former server do not take its room, either
     store.heal()
     scene.settle()
+    assert scene.remove("last") == 1
 
 
 def test_many_removals_wait_for_room_while_the_tiers_execute_them(make: Make) -> None:
