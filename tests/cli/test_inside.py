@@ -554,7 +554,7 @@ def test_a_prefill_worker_runs_until_a_signal_and_closes_its_queue(
     [
         (BelugaError("why"), (1, "beluga: error: why\n")),
         (BadValueError("n is 0"), (2, "beluga: error: n is 0\n")),
-        (OSError(2, "No such file", "x"), (1, "beluga: error: x: No such file\n")),
+        (OSError(2, "No such file", "x"), (1, "beluga: error: x: No such file; check the path\n")),
         (OSError(24, "Too many open files"), (1, "beluga: error: Too many open files\n")),
         (None, (0, "")),
     ],

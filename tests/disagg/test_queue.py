@@ -34,7 +34,7 @@ from beluga.disagg import (
 )
 from beluga.disagg.pool_queue import PoolClaim, PoolQueue, PoolTicket, _packed, _unpacked
 from beluga.disagg.queue import Claim, TaskQueue, Ticket
-from beluga.errors import QueueError, QueueFullError
+from beluga.errors import BadValueError, QueueError, QueueFullError
 from beluga.index import IndexClient, Lookup
 from beluga.pool import Pool
 
@@ -423,7 +423,7 @@ async def test_an_unreadable_task_is_tried_three_times_at_once(
 def test_a_missing_server_is_a_one_line_error() -> None:
     with pytest.raises(QueueError, match="is nats-server running"):
         asyncio.run(open_queue("nats://127.0.0.1:1", "q"))
-    with pytest.raises(QueueError, match="not a prefill queue"):
+    with pytest.raises(BadValueError, match="not a prefill queue"):
         asyncio.run(open_queue("amqp://there", "q"))
 
 

@@ -551,6 +551,22 @@ def test_a_pinned_hint_and_a_reader_keep_a_block_together(
     assert held(index, [0]) == set()
 
 
+def test_a_session_gives_a_bounded_number_of_hints(shm: Path) -> None:
+    count, most = 16_400, 16_384
+    digests = [number.to_bytes(16, "little") for number in range(count)]
+    with (
+        Pool.create([shm / "a"], device_size=256 * MIB, sparse=True, max_blocks=1 << 15) as pool,
+        IndexServer(pool),
+        KVCache(pool, namespace="a") as cache,
+        KVCache(pool, namespace="b") as other,
+    ):
+        assert cache.put(digests, [bytes(64)] * count).stored == count
+        assert cache.hint(digests, priority="low").given == most
+        assert cache.hint(digests, priority="low").given == most
+        assert other.put(digests[:1], [bytes(64)]).stored == 1
+        assert other.hint(digests[:1], priority="low").given == 1  # it has its own bound
+
+
 def test_an_invalid_level_is_rejected(index: IndexClient) -> None:
     with pytest.raises(BadRequestError):
         index.hint(keys([1]), level=4)

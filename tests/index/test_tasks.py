@@ -444,6 +444,18 @@ def test_nothing_is_onboarded_while_the_pool_is_drained(below: Below) -> None:
     assert eventually(lambda: below.index.onboard(keys(1)) == 1)
 
 
+@pytest.mark.parametrize(("size", "limit"), [(1, 4096), (16384, 65536)])  # of calls, of keys
+def test_requests_are_bounded(below: Below, size: int, limit: int) -> None:
+    """Calls with one key each use up the chains, and those with many keys the requests."""
+    total = 0
+    for start in range(1000, 1 << 20, size):
+        count = below.index.onboard(keys(*range(start, start + size)))
+        total += count
+        if count < size:
+            break
+    assert total == limit
+
+
 def test_a_tier_with_a_pending_removal_of_a_key_is_not_read(below: Below) -> None:
     assert below.index.tiers(keys(1))[0] == DISK
     below.index.remove(keys(1))

@@ -188,7 +188,7 @@ class Scene:
             "worker": Worker(1, 0),
             "worker_id": 1,
             "rank": 1,
-            **{"name": "disk", "tier": 0},
+            **{"name": "disk", "tier": 0, "number": 1},
             "payload": b"x",
             "early_exit": False,
             "code": 0,
