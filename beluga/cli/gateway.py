@@ -173,7 +173,9 @@ Retries = Annotated[int, Option(min=0, help="How many other workers to try after
 Stall = Annotated[
     float,
     Option(
-        min=0.1, help="Seconds after which an engine that sends, or a client that reads, stalls."
+        min=0.1,
+        help="Seconds without progress after which an engine, or a client that reads its response, "
+        "counts as stalled.",
     ),
 ]
 HealthInterval = Annotated[float, Option(min=0.05, help="Seconds between health checks.")]

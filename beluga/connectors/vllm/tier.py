@@ -117,13 +117,11 @@ class BelugaTier(SecondaryTierManager):
     def exist(self, keys: list[bytes]) -> list[bool]:
         """Return which chunks the pool or a tier below it has. Waits for the answer."""
         namespace = self._identified()
-        tiers = (
-            None
-            if namespace is None
-            else self._reader.call(
-                lambda connection: connection.attempt(
-                    "looking up chunks", lambda a: a.cache(namespace).lookup(keys).tiers
-                )
+        if namespace is None:
+            return [False] * len(keys)
+        tiers = self._reader.call(
+            lambda connection: connection.attempt(
+                "looking up chunks", lambda a: a.cache(namespace).lookup(keys).tiers
             )
         )
         return [False] * len(keys) if tiers is None else [bool(tier) for tier in tiers]
