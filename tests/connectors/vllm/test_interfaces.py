@@ -79,7 +79,8 @@ def test_vllm_accepts_the_shown_commands(vllm_python: str) -> None:
     assert len(lines) >= 3
     parsed = in_vllm(vllm_python, "serve_arguments", given=lines)
     given = [json.loads(words[words.index("--kv-transfer-config") + 1]) for words in lines]
-    assert all("BelugaConnector" in json.dumps(settings) for settings in given)
+    ours = ("BelugaConnector", "beluga.connectors.vllm.tier")
+    assert all(any(name in json.dumps(settings) for name in ours) for settings in given)
     assert parsed == [settings["kv_connector"] for settings in given]
     with pytest.raises(AssertionError, match="no-such-option"):
         in_vllm(vllm_python, "serve_arguments", given=[[*lines[0], "--no-such-option"]])
