@@ -224,6 +224,13 @@ def watchdog_s() -> float | None:
     return int(time_us) / 1e6 if time_us.isdecimal() and int(time_us) > 0 else None
 
 
+def start_no_blas_threads() -> None:
+    """Set OPENBLAS_NUM_THREADS to 1, unless it is set. Otherwise numpy starts a thread for each core
+    when it is imported, for linear algebra, which no command uses.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
 def store_variable(name: str) -> str:
     """Return a variable of the clients of object stores; "" if it is not set."""
     return os.environ.get(name, "")

@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
+from beluga import config
 from beluga.errors import (
     BadTypeError,
     BadValueError,
@@ -90,6 +91,7 @@ def _run(name: str, program: str) -> NoReturn:
         sys.exit(f"{name}: error: the commands need {missing}; pip install beluga-kv")
     try:
         run = getattr(import_module("beluga.cli.app"), program)
+        config.start_no_blas_threads()
     except BelugaError as error:  # such as a checkout that is not the installed one
         sys.exit(f"{name}: error: {error}")
     except KeyboardInterrupt:

@@ -188,8 +188,9 @@ def test_every_option_that_lists_its_words_completes_them(name: str) -> None:
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RECORDED = """
-import atexit, json, sys
-atexit.register(lambda: json.dump(list(sys.modules), open({path!r}, "w")))
+import atexit, json, os, sys
+record = lambda: [*sys.modules, f"threads: {{len(os.listdir('/proc/self/task'))}}"]
+atexit.register(lambda: json.dump(record(), open({path!r}, "w")))
 from beluga.cli.main import main
 sys.argv = ["beluga", *{arguments!r}]
 main()
@@ -203,7 +204,9 @@ Loaded = Callable[..., set[str]]
 
 @pytest.fixture
 def loaded(tmp_path: Path) -> Loaded:
-    """Runs ``beluga`` and returns the modules that it has imported when it ends."""
+    """Runs ``beluga`` and returns the modules that it has imported when it ends, and ``threads: N``
+    for the number of its threads.
+    """
 
     def run(*arguments: str, settings: str = "", **environment: str) -> set[str]:
         path, file = tmp_path / "modules", tmp_path / "beluga.toml"
@@ -292,9 +295,11 @@ def test_a_command_on_one_block_starts_with_few_imports(
     assert "beluga.rpc" in modules
     unneeded = {"rich", "msgspec", "asyncio", "concurrent.futures", "shutil", "beluga.cli.stat"}
     unneeded |= {"beluga.transfer.cuda", "ssl", "importlib.metadata", "logging.config"}
+    unneeded |= {"http", "email", "subprocess", "tempfile", "multiprocessing", "beluga.tiers"}
     if command == "ping":
         unneeded |= {"numpy", "beluga.index", "beluga.transfer"}
     assert not modules & unneeded
+    assert "threads: 1" in modules  # numpy has started none for linear algebra
 
 
 @pytest.mark.parametrize("program", ROOTS)
