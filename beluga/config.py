@@ -225,8 +225,8 @@ def watchdog_s() -> float | None:
 
 
 def start_no_blas_threads() -> None:
-    """Set OPENBLAS_NUM_THREADS to 1, unless it is set. Otherwise numpy starts a thread for each core
-    when it is imported, for linear algebra, which no command uses.
+    """Set OPENBLAS_NUM_THREADS to 1, unless it is set. Otherwise the import of numpy starts
+    a thread for each core, for linear algebra, which no command uses.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 

@@ -34,6 +34,8 @@ CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 QUESTION = [{"role": "user", "content": "How warm is it?"}]
 FUNCTION = {"name": "weather", "description": "Tells", "parameters": {"type": "object"}}
 SHOWN = {"type": "function", "function": FUNCTION}
+PARTS = [{"type": "text", "text": "a"}, "b", {"type": "text", "text": None},
+         {"type": "input_text", "text": "c"}]  # fmt: skip
 
 
 class Template:
@@ -201,14 +203,11 @@ def test_prompts_that_only_an_engine_can_template_are_hashed_as_text(
     path: str, fields: Any
 ) -> None:
     template = Template()
-    parsed = parse_request(path, json.dumps(fields).encode(), tokenizer=template)
+    body = json.dumps({**fields, "instructions": "Be brief."}).encode()
+    parsed = parse_request(path, body, tokenizer=template)
     assert parsed.isl > 0
     assert not parsed.exact
     assert not template.seen
-
-
-PARTS = [{"type": "text", "text": "a"}, "b", {"type": "text", "text": None},
-         {"type": "input_text", "text": "c"}]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -316,21 +315,41 @@ def test_a_template_requires_a_model_directory(tmp_path: Path) -> None:
         ({"prompt": [[1, 2], [3]]}, [1, 2, 3]),
         ({"input": [7]}, [7]),
         ({"prompt": []}, []),
-        ({"prompt": [True, 2]}, None),
-        ({"prompt": [-1]}, None),
-        ({"prompt": ["a", 1]}, None),
-        ({"messages": [1, 2]}, None),
+        ({"prompt": [True, 2]}, ""),
+        ({"prompt": [-1]}, ""),
+        ({"prompt": ["abcd", 1, "efghi"]}, "abcdefgh"),
+        ({"messages": [1, 2]}, ""),
+        ({"prompt": "a \"quoted\" \\ ü\n\u4e2d"}, 'a "quoted" \\ ü\n\u4e2d'),
+        ({"prompt": ["Once ", "upon a "] * 3}, "Once upon a " * 3),
+        ({"input": "text" * 9, "model": "m", "encoding_format": "float"}, "text" * 9),
+        ({"messages": [{"role": "system", "content": "Be brief."}, *QUESTION]},
+         "Be brief.How warm is it?"),
+        ({"messages": [{"role": "user", "name": "Ada", "content": PARTS, "x": {"type": "n"}}]},
+         "Adaabc"),
+        ({"system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "a"}}],
+          "messages": QUESTION}, "Be brief.How warm is it?"),
+        ({"instructions": "Be brief.", "input": QUESTION}, "Be brief.How warm is it?"),
+        ({"messages": [{"role": "tool", "tool_call_id": "call_0123456789", "content": "20"},
+                       {"role": "assistant", "content": None, "tool_calls": [
+                           {"id": "1", "type": "function",
+                            "function": {"name": "f", "arguments": '{"a": 1}'}}]}]},
+         '20f{"a": 1}'),
+        ({"messages": QUESTION, "tools": [SHOWN]}, json.dumps([SHOWN]) + "How warm is it?"),
+        ({"messages": QUESTION, "tools": None}, "How warm is it?"),
     ],
-)
-def test_tokens_are_ids_or_four_bytes_of_text(
-    fields: dict[str, Any], tokens: list[int] | None
+)  # fmt: skip
+def test_tokens_are_ids_or_four_bytes_of_the_prompts_text(
+    fields: dict[str, Any], tokens: list[int] | str
 ) -> None:
+    """The JSON around it does not count, and neither do the fields that no template writes."""
     body = json.dumps(fields).encode()
     parsed = parse_request("/v1/completions", body)
-    if tokens is None:
-        text = json.dumps(next(iter(fields.values())))
-        tokens = [int.from_bytes(text[i : i + 4].encode(), "little") for i in range(0, 99, 4)]
-        tokens = tokens[: len(text) // 4]
+    utf8 = json.dumps(fields, ensure_ascii=False, indent=3).encode()
+    if "tools" not in fields:
+        assert parse_request("/v1/completions", utf8).tokens.tolist() == parsed.tokens.tolist()
+    if isinstance(tokens, str):
+        text = tokens.encode()
+        tokens = [int.from_bytes(text[i : i + 4], "little") for i in range(0, len(text) - 3, 4)]
     assert parsed.tokens.tolist() == tokens
     assert parsed.isl == len(tokens)
     assert parsed.body == body
@@ -340,6 +359,13 @@ def test_a_body_that_is_not_json_is_forwarded_with_an_estimated_length() -> None
     parsed = parse_request("/v1/audio", b"x" * 17, is_json=False)
     assert (parsed.isl, len(parsed.tokens), parsed.model, parsed.stream) == (4, 0, None, False)
     assert parse_request("/v1/files", b"").isl == 0
+    assert parse_request("/v1/audio", b"x" * (1 << 20), is_json=False).isl == FILE_TOKENS
+
+
+def test_the_length_of_an_unusual_request_is_that_of_its_text() -> None:
+    """A decoder of JSON rejects the body."""
+    body = b'{"messages": [{"role": "user", "content": "%s"}], "temperature": NaN}' % (b"a" * 400)
+    assert parse_request(CHAT, body).isl == 100
 
 
 def test_salt_stream_and_model_are_parsed() -> None:
@@ -503,7 +529,7 @@ def test_the_model_of_an_unusual_body_of_any_size_is_read(wrong: bytes, size: in
     assert (parsed.model, parsed.odd) == ("m", False)
 
 
-@pytest.mark.parametrize("before", [0, parsed_request._PIECE - 200, parsed_request._PIECE])
+@pytest.mark.parametrize("before", [0, 1 << 18])
 def test_a_file_part_is_hashed_at_any_position(before: int) -> None:
     body = b'[{"text": "%s"}, {"url" : "%s"}, {"url": "short"}]'
     isl = {
@@ -527,9 +553,9 @@ class Rude:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_a_prompt_on_which_the_tokenizer_fails_is_hashed_as_text(path: str) -> None:
-    body = json.dumps({"prompt": [[]]} if path == "/v1/completions" else {"messages": [{}]})
-    parsed = parse_request(path, body.encode(), tokenizer=Rude())
-    assert (parsed.exact, parsed.isl) == (False, 1)
+    fields = {"prompt": ["text"]} if path == "/v1/completions" else {"messages": QUESTION}
+    parsed = parse_request(path, json.dumps(fields).encode(), tokenizer=Rude())
+    assert (parsed.exact, parsed.isl) == (False, 1 if "prompt" in fields else 3)
 
 
 def test_a_prompt_longer_than_any_context_is_not_tokenized() -> None:
@@ -567,16 +593,24 @@ def test_an_image_counts_as_about_its_tokens_not_as_its_bytes() -> None:
         )
     )
     assert FILE_TOKENS < short.isl < FILE_TOKENS + 100
-    start = FILE_TOKENS + 20
+    start = FILE_TOKENS
     assert short.tokens[:start].tolist() == same.tokens[:start].tolist()
     assert short.tokens[:start].tolist() != other.tokens[:start].tolist()
     assert parse_request(path, picture("A" * 400)).isl > 100  # short ones stay as they are
+
+
+def test_a_prompt_of_too_many_strings_counts_as_json_behind_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(parsed_request, "_STRINGS_MAX", 3)
+    assert parsed_request.prompt_text(b'["ab", "c", "d", "e"]') == b'abcd, "e"]'
 
 
 def test_a_continued_conversation_has_the_prefix_of_the_former() -> None:
     question = [{"role": "user", "content": "hello there"}]
     short, longer = (
         parse_request("/v1/completions", json.dumps({"messages": messages}).encode()).tokens
-        for messages in (question, [*question, {"role": "assistant"}])
+        for messages in (question, [*question, {"role": "assistant", "content": "hello"}])
     )
-    assert list(short[:-1]) == list(longer[: len(short) - 1])
+    assert len(longer) > len(short) == 2
+    assert list(short) == list(longer[: len(short)])
