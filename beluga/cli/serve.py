@@ -218,7 +218,10 @@ Events = Annotated[
     str,
     Option(
         metavar="ENDPOINT",
-        help="Publish the blocks that are stored and removed here (ZMQ PUB), as vLLM's KV events.",
+        help=(
+            "Publish the blocks that are stored and removed here (ZMQ PUB), as KV events; or at a "
+            "router that listens: connect:tcp://HOST:PORT."
+        ),
     ),
 ]
 EventsReplay = Annotated[
@@ -233,7 +236,26 @@ EventsToken = Annotated[
         metavar="FILE", help="Only routers with the token in this file's first line get events."
     ),
 ]
-EventsForm = Annotated[str, Option(help="The format of the events: vllm or dynamo.")]
+EventsForm = Annotated[
+    str,
+    Option(
+        metavar="FORM",
+        help=(
+            "The format of the events: vllm for Beluga's gateway, dynamo, llm-d or mooncake, or "
+            "one of their versions, such as llm-d-v1."
+        ),
+    ),
+]
+EventsName = Annotated[
+    str, Option(metavar="NAME", help="The pool's name in events for llm-d and mooncake.")
+]
+EventsModel = Annotated[
+    str,
+    Option(
+        metavar="MODEL",
+        help="The model in events for llm-d and mooncake, unless its engines report it.",
+    ),
+]
 HandlersPlace = Annotated[
     str,
     Option(
@@ -259,6 +281,7 @@ _LOOK_INTERVAL_S = 0.5
 _PERCENT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,4})?")
 _OFFLOAD, _ADMISSION = "drop", "adaptive"
 _HINT_BUDGET = "25%"
+_EVENTS_FORM = "vllm"
 
 
 def serve(
@@ -285,7 +308,9 @@ def serve(
     events: Events = "",
     events_replay: EventsReplay = "",
     events_token: EventsToken = None,
-    events_form: EventsForm = "vllm",
+    events_form: EventsForm = _EVENTS_FORM,
+    events_name: EventsName = "beluga",
+    events_model: EventsModel = "",
     admin: AdminAddress = "",
     admin_token: AdminToken = None,
     admin_tls: AdminTls = "",
@@ -307,7 +332,9 @@ def serve(
     with as_bad_value(TierError):
         forgotten = tiers.others(forget_tier or ())  # stored names of tiers to abandon
     secured = secured_endpoint(admin, admin_token, admin_tls)
-    published = _event_settings(events, events_replay, events_form, events_token)
+    published = _event_settings(
+        events, events_replay, events_form, events_token, events_name, events_model
+    )
     quota = _quota(quota_grants, quota_pins, quota_bytes, quota_calls)
     make = partial(_evicting(eviction, share, hint_budget), host=host, quota=quota)
     register = _registering(handlers, handler_threads)
@@ -616,22 +643,30 @@ def _look_after(
 
 
 def _event_settings(
-    endpoint: str, replay: str, form: str, token: Path | None
+    endpoint: str, replay: str, form: str, token: Path | None, name: str, model: str
 ) -> EventSettings | None:
-    if form not in ("vllm", "dynamo"):
-        raise BadParameter(f"--events-form is {form}; give vllm or dynamo")
-    if bool(endpoint) != bool(replay):
+    repeats = False
+    if form != _EVENTS_FORM:
+        from beluga.events import form_named  # slow to import
+
+        try:
+            repeats = form_named(form).repeats
+        except RouterError as error:
+            raise BadParameter(f"--events-{error}") from None
+    if (replay and not endpoint) or (endpoint and not replay and not repeats):
         raise BadParameter("--events and --events-replay need each other; give both")
     if not endpoint:
         return None
     need("router", "zmq")
-    from beluga.events import EventSettings  # slow to import
+    from beluga.events import EventSettings
     from beluga.listening import read_token
 
     with as_bad_value(RouterError):
         return EventSettings(
             endpoint,
             replay,
-            dynamo=form == "dynamo",
+            form=form,
+            name=name,
+            model=model,
             token=read_token(token) if token else None,
         )

@@ -18,8 +18,6 @@ from beluga.router.events import (
     Stored,
     Tier,
     WireDecoder,
-    encode_dynamo,
-    encode_pool,
     hash_blocks_by,
 )
 from beluga.router.feeds import PoolFeed, ReplayBuffer, Subscription, in_space
@@ -57,6 +55,7 @@ from beluga.router.policy import (
 )
 from beluga.router.queue import ORDERS, RouterQueue
 from beluga.router.router import BusyThresholds, Constraints, Router
+from beluga.router.token_ids import TOKENS_FRAME_MAX, TOKENS_TAG, TokenStore, pack_tokens
 from beluga.router.tracker import LoadTracker
 from beluga.router.worker import Load, Overlap, Worker, WorkerMetrics
 
@@ -65,6 +64,8 @@ __all__ = [
     "ORDERS",
     "POLICIES",
     "RULES",
+    "TOKENS_FRAME_MAX",
+    "TOKENS_TAG",
     "Advice",
     "ApproximateIndexer",
     "BlockHasher",
@@ -107,6 +108,7 @@ __all__ = [
     "Stored",
     "Subscription",
     "Tier",
+    "TokenStore",
     "Tokens",
     "Usual",
     "WireDecoder",
@@ -114,12 +116,11 @@ __all__ = [
     "WorkerMetrics",
     "advise",
     "costs",
-    "encode_dynamo",
-    "encode_pool",
     "hash_blocks_by",
     "in_space",
     "make_policy",
     "model_costs",
+    "pack_tokens",
     "read_load",
     "read_policies",
     "read_policy",

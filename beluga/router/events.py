@@ -108,28 +108,6 @@ class RouterEvent:
     tier: Tier = Tier.DEVICE
 
 
-def to_dynamo(event: RouterEvent) -> dict[str, Any]:
-    """Convert an event to Dynamo's format, as in its "kv-events" subject."""
-    data: str | dict[str, Any]
-    if isinstance(event.data, Stored):
-        stored = event.data
-        contents: Sequence[int | None] = stored.tokens_hashes or [None] * len(stored.block_hashes)
-        blocks = [
-            {"block_hash": name, "tokens_hash": local}
-            for name, local in zip(stored.block_hashes, contents, strict=True)
-        ]
-        data = {"stored": {"parent_hash": stored.parent_hash, "blocks": blocks}}
-    elif isinstance(event.data, Removed):
-        data = {"removed": {"block_hashes": list(event.data.block_hashes)}}
-    else:
-        data = "cleared"
-    return {
-        "worker_id": event.worker.worker_id,
-        "storage_tier": event.tier.name.lower(),
-        "event": {"event_id": event.event_id, "data": data, "dp_rank": event.worker.dp_rank},
-    }
-
-
 # From the tokens of some blocks, the LoRA adapter's name and the salt ("" for none) to the tokens
 # hashes.
 HashBlocks: TypeAlias = Callable[[Sequence[int], str, str], Sequence[int]]
@@ -265,50 +243,6 @@ class PoolBatch:
         return bool(self.events) and isinstance(self.events[0].data, Cleared)
 
 
-def encode_pool(made_s: float, events: Sequence[PoolEvent], pool: str = "") -> bytes:
-    """Encode a pool's events as a batch in vLLM's format, with the pool's id as a fourth element.
-
-    The pool does not have the tokens, so ``token_ids`` is empty, and two additional fields take
-    their place: ``tokens_hashes`` and ``space``.
-    """
-    import msgspec
-
-    return msgspec.msgpack.encode([made_s, [_pool_form(event) for event in events], None, pool])
-
-
-def encode_dynamo(made_s: float, events: Sequence[PoolEvent], number: int) -> bytes:
-    """Encode the same batch in Dynamo's format; ``number`` is the id of its events."""
-    import msgspec
-
-    forms = [to_dynamo(RouterEvent(Worker(0), event.data, number, Tier.SHARED)) for event in events]
-    return msgspec.msgpack.encode([made_s, forms, None])
-
-
-def _pool_form(event: PoolEvent) -> dict[str, Any]:
-    data = event.data
-    if isinstance(data, Cleared):
-        return {"type": "AllBlocksCleared"}
-    if isinstance(data, Removed):
-        return {
-            "type": "BlockRemoved",
-            "block_hashes": list(data.block_hashes),
-            "medium": Tier.SHARED.name,
-            "space": event.space,
-        }
-    return {
-        "type": "BlockStored",
-        "block_hashes": list(data.block_hashes),
-        "parent_block_hash": data.parent_hash,
-        "token_ids": [],
-        "block_size": event.block_size,
-        "lora_id": None,
-        "medium": Tier.SHARED.name,
-        "lora_name": None,
-        "tokens_hashes": list(data.tokens_hashes or ()),
-        "space": event.space,
-    }
-
-
 def decode_pool(payload: bytes) -> PoolBatch:
     """Decode a batch of a pool's events in vLLM's format. Raises EventError if it is malformed."""
     import msgspec
@@ -426,7 +360,8 @@ class WireDecoder:
 
     def _counts(self, kind: str, fields: Mapping[str, Any]) -> bool:
         """Return whether an event is of the group that counts, and of blocks near the engine."""
-        if fields.get("locality") not in (None, "LOCAL"):
+        remote = fields.get("locality") not in (None, "LOCAL")
+        if remote and tier_of(fields.get("medium")) != Tier.SHARED:
             return False  # neither the worker's own nor the pool's, as far as is known
         group, spec = fields.get("group_idx"), fields.get("kv_cache_spec_kind")
         if group is not None and type(group) is not int:

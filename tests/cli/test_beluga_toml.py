@@ -277,7 +277,8 @@ def test_every_option_may_be_in_a_file_unless_it_concerns_one_run() -> None:
         (
             "[serve]\nevents-form = 'none'\n",
             ["serve", "--events", "tcp://127.0.0.1:1", "--events-replay", "tcp://127.0.0.1:2"],
-            "--events-form is none; give vllm or dynamo; --events-form is set in ",
+            "--events-form is none; give vllm, dynamo, llm-d, mooncake, vllm-v1, dynamo-v1, "
+            "llm-d-v1, mooncake-v1; --events-form is set in ",
         ),
         (
             "[serve]\nevents-replay = 'tcp://127.0.0.1:2'\n",
@@ -299,5 +300,7 @@ def test_a_command_that_refuses_a_value_of_the_file_names_the_file(
 def test_a_rejected_flag_is_not_reported_as_an_error_of_the_file(write: Write) -> None:
     write("[serve]\nevents-form = 'none'\n")
     refused = beluga("serve", "--events-form", "json", "--events", "a", "--events-replay", "b")
-    assert "is json; give vllm or dynamo" in " ".join(refused.stderr.split())
+    assert "is json; give vllm, dynamo, llm-d, mooncake, vllm-v1" in " ".join(
+        refused.stderr.split()
+    )
     assert "is set in" not in refused.stderr

@@ -200,7 +200,7 @@ def test_event_options_reach_their_service(
     beluga("serve", "--events", "tcp://a:1", "--events-replay", "tcp://a:2", "--events-form",
            "dynamo", "--host", 3)  # fmt: skip
     assert served[0].how["services"] == [
-        (EventSettings("tcp://a:1", "tcp://a:2", dynamo=True), {"host": 3})
+        (EventSettings("tcp://a:1", "tcp://a:2", form="dynamo"), {"host": 3})
     ]
 
 

@@ -123,7 +123,11 @@ TABLE = [
     # Options that need others
     ("serve --disk /a", 2, "--disk-bytes"),
     ("serve --events-replay tcp://a:1", 2, "need each other; give both"),
-    ("serve --events-form json", 2, "--events-form is json; give vllm or dynamo"),
+    (
+        "serve --events-form json",
+        2,
+        "--events-form is json; give vllm, dynamo, llm-d, mooncake, vllm-v1",
+    ),
     *(
         (f"serve --hint-budget={text}", 2, f"--hint-budget is '{text}'; give a part of each share")
         for text in ("101%", "-1", "a", "", "0.25.1", "1e1", "acme=25%", "nan")

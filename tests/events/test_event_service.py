@@ -275,7 +275,7 @@ def test_events_have_the_format_of_dynamo(pool: Pool, tmp_path: Path) -> None:
     with zmq.Context() as context, context.socket(zmq.SUB) as reader:
         reader.setsockopt(zmq.SUBSCRIBE, b"")
         reader.connect(live)
-        with serving(pool, tmp_path, dynamo=True), KVCache(pool, namespace="x") as cache:
+        with serving(pool, tmp_path, form="dynamo"), KVCache(pool, namespace="x") as cache:
             assert reader.poll(60_000)  # the reader is connected
             put(cache, 0, 2)
             forms: list[dict[str, Any]] = []
@@ -444,7 +444,7 @@ class Site:
 
     def _find(self, first: int) -> Messages:
         self.begun.append(first)
-        return [(number, bytes(10_000)) for number in range(1000)]
+        return [(number, (b"", bytes(10_000))) for number in range(1000)]
 
     def close(self) -> None:
         self.context.destroy(linger=0)
@@ -507,7 +507,9 @@ def test_queued_messages_of_routers_that_do_not_read_are_bounded(site: Site) -> 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     site.request_replays(50)
     for _ in range(300):
-        site.replays.serve(0.001, lambda _: [(number, bytes(10_000)) for number in range(10_000)])
+        site.replays.serve(
+            0.001, lambda _: [(number, (b"", bytes(10_000))) for number in range(10_000)]
+        )
     assert len(site.replays._running) == service.REPLAYS_MAX
     assert all(len(replay.messages) > 8000 for replay in site.replays._running.values())
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600 << 10  # KiB

@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from beluga.events import NameTable
+from beluga.events.forms import encode_pool
 from beluga.index import CHANGE, REMOVED, STORED, chain_names
 from beluga.router import (
     Cleared,
@@ -22,7 +23,6 @@ from beluga.router import (
     PoolFeed,
     Removed,
     Stored,
-    encode_pool,
 )
 
 TOKENS, LINES = 16, 64

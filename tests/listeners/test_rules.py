@@ -274,7 +274,10 @@ TABLE: dict[str, tuple[Cell, ...]] = {
     "half-sent bodies": (
         Cell("count as silent", f"{_ATTACKS}::test_incomplete_bodies_do_not_block_requests"),
         *[Cell("count as silent", f"{_ATTACKS}::test_stalled_clients_do_not_block_others")] * 3,
-        Cell("frames of 1 KiB", f"{_ATTACKS}::test_a_router_that_sends_too_much_is_disconnected"),
+        Cell(
+            "frames of 1 KiB, with token ids 64 KiB",
+            f"{_ATTACKS}::test_a_router_that_sends_too_much_is_disconnected",
+        ),
         _CONNECTS,
     ),
     "clients that do not read": _http(
@@ -294,7 +297,7 @@ TABLE: dict[str, tuple[Cell, ...]] = {
         Cell("64 KiB: 413", f"{_ATTACKS}::test_a_body_that_is_too_large_is_refused"),
         Cell("none: 413 or 403", f"{_ATTACKS}::test_a_body_that_is_too_large_is_refused"),
         Cell("64 KiB: 413", f"{_ATTACKS}::test_a_body_of_the_server_has_64_kib_at_most"),
-        Cell("frames of 1 KiB; not their number (see below)"),
+        Cell("frames of 1 KiB, with token ids 64 KiB; not their number (see below)"),
         Cell(
             "1 MiB and 1,024 tasks",
             "../disagg/test_queue.py::test_a_wrong_or_too_large_task_is_refused",
@@ -490,6 +493,10 @@ BOUNDS = {
         "router/test_indexer.py",
         "test_a_buffer_replays_its_items",
     ),
+    "token ids of blocks": (
+        "events/test_forms.py",
+        "test_tokens_take_bounded_memory_and_the_oldest_are_dropped",
+    ),
     "events that a router has not read": (
         "events/test_event_service.py",
         "test_a_subscriber_that_does_not_read_has_a_bounded_queue",
@@ -517,6 +524,10 @@ BOUNDS = {
     "blocks being saved, in vLLM's connector": (
         "connectors/vllm/test_schedule.py",
         "test_the_oldest_announcements_are_dropped_when_too_many_are_pending",
+    ),
+    "token ids that the server has not read, in vLLM's connector": (
+        "connectors/vllm/test_connector.py",
+        "test_a_server_that_reads_no_token_ids_delays_no_request",
     ),
     "adapters, in vLLM's connector": (
         "connectors/vllm/test_updates.py",

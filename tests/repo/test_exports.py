@@ -74,9 +74,9 @@ EXPORTS: dict[str, str] = {
         "make_policy model_costs ModelCosts salt_seed unsigned Cleared Indexer Removed "
         "RouterEvent Stored Tier "
         "ApproximateIndexer PredictiveIndexer Subscription WireDecoder hash_blocks_by "
-        "ReplayBuffer PoolEvent PoolFeed encode_dynamo encode_pool DEFAULT_POLICY "
+        "ReplayBuffer PoolEvent PoolFeed DEFAULT_POLICY "
         "read_policies read_policy settings_of HashBlocks Usual with_extra_keys "
-        "read_load in_space Overlaps Remembers"
+        "read_load in_space Overlaps Remembers TOKENS_FRAME_MAX TOKENS_TAG TokenStore pack_tokens"
     ),
     "beluga.disagg": (
         "Claim PrefillOutcome Decide MAX_AGE_S PATHS PrefillTask PrefillWorker Prefiller QueueSize "
@@ -89,7 +89,7 @@ EXPORTS: dict[str, str] = {
         "found_shares goodput load_trace make_report make_trace simulate sweep "
         "trace_requests unequal_memory"
     ),
-    "beluga.events": "EventService EventSettings NameTable",
+    "beluga.events": "EventService EventSettings FORMS NameTable EventSource form_named",
     "beluga.gateway": (
         "Address Callers EngineSpec Limits Prefill Service Settings read_engines "
         "read_queues read_thresholds run serve"

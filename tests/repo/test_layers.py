@@ -67,7 +67,7 @@ INSIDE = {
         ("engines",),
     ),
     "router": (
-        ("worker",),
+        ("token_ids", "worker"),
         ("policy",),  # the interface of policies
         ("hashing", "costs", "metrics", "planner", "queue"),
         ("events", "tracker"),
@@ -89,7 +89,7 @@ EXTRAS = {
     "rpc": {"msgspec"},
     "router": {"msgspec"},
     "disagg": {"aiohttp", "msgspec", "nats"},
-    "events": {"zmq"},
+    "events": {"msgspec", "zmq"},
     "admin": {"aiohttp"},
     "http_server": {"aiohttp"},
     "replay": {"msgspec", "rich"},
@@ -101,7 +101,7 @@ EXTRAS = {
     "transfer": {"cupy", "torch"},
     "kvcache": {"torch"},
     "connectors": {
-        *("torch", "vllm", "lmcache", "sglang", "prometheus_client", "obstore"),
+        *("torch", "vllm", "lmcache", "sglang", "prometheus_client", "obstore", "zmq"),
     },
 }
 

@@ -19,7 +19,7 @@ from support.emulation import fewer
 from beluga.errors import EventError, RouterError
 from beluga.router import Indexer, Overlap, Query, ReplayBuffer, RouterEvent, Stored, Tier, Worker
 from beluga.router.approximate import ApproximateIndexer, PredictiveIndexer
-from beluga.router.events import Cleared, Removed, tier_of, to_dynamo
+from beluga.router.events import Cleared, Removed, tier_of
 from beluga.router.feeds import Feed, Replay
 
 # C may walk a broken tree forever. Only a thread can end that; a signal cannot.
@@ -335,21 +335,6 @@ def test_concurrent_lookups_see_whole_events() -> None:
             thread.join()
     assert wrong == []
     assert index.stat()[:2] == (0, 0)
-
-
-def test_events_are_written_in_the_format_of_dynamo() -> None:
-    assert to_dynamo(RouterEvent(Worker(7, 1), Removed([1, 2]), 3)) == {
-        "worker_id": 7,
-        "storage_tier": "device",
-        "event": {"event_id": 3, "dp_rank": 1, "data": {"removed": {"block_hashes": [1, 2]}}},
-    }
-    cleared = to_dynamo(RouterEvent(Worker(7), Cleared(), 4))
-    assert cleared["event"] == {"event_id": 4, "dp_rank": 0, "data": "cleared"}
-    event = to_dynamo(RouterEvent(Worker(7), Stored([9], [5], 8), 5, Tier.SHARED))
-    assert event["storage_tier"] == "shared"
-    assert event["event"]["data"] == {
-        "stored": {"parent_hash": 8, "blocks": [{"block_hash": 9, "tokens_hash": 5}]}
-    }
 
 
 # C may walk a broken tree forever. Only a thread can end that; a signal cannot.

@@ -77,6 +77,15 @@ def held(*events: Any, salt: str = "") -> tuple[int, int]:
     ).held, engine.unread + engine.failed
 
 
+def test_the_pools_blocks_count_although_an_engine_announces_them_as_remote() -> None:
+    index = Indexer(workers=2, blocks=100)
+    plain = hash_blocks_by(BlockHasher(block_size=SIZE))
+    engine = Subscription(index, WireDecoder(7, block_size=SIZE, hash_blocks=plain), replay=False)
+    engine.received(message(0, eight(medium="SHARED", locality="REMOTE", ownership="pool:beluga")))
+    found = index.matches(BlockHasher(block_size=SIZE).query(range(1, 9)))
+    assert (found.shared, found.of(Worker(7)).held) == (2, 0)
+
+
 PROMPT = list(range(1, 9))
 FULL, WINDOW, STATE = (
     {"kv_cache_spec_kind": kind} for kind in ("full_attention", "sliding_window", "mamba")
@@ -125,6 +134,9 @@ REMOVED = {"type": "BlockRemoved", "block_hashes": [11, 12], "medium": "GPU"}
         ),
         pytest.param([eight(group_idx=1)], "", 0, id="groups without kinds"),
         pytest.param([eight(locality="REMOTE", ownership="b")], "", 0, id="not local"),
+        pytest.param(
+            [eight(locality="REMOTE", medium="STORAGE")], "", 0, id="another worker's disk"
+        ),
     ],
 )
 def test_events_of_engines_are_read(events: list[Any], salt: str, blocks: int) -> None:

@@ -22,18 +22,19 @@ from beluga.router import BlockHasher, with_extra_keys
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from beluga.connectors.vllm.events import Announcements
+    from beluga.connectors.vllm.events import Announcements, TokenFeed
     from beluga.connectors.vllm.lookups import Lookups
 
 
 class BlockNames:
     """The names of a request's blocks, for subscribers of the pool's events, with the router's
     hashes. The scheduler's side builds them, because only it has hashes, parents and tokens. Each
-    rank adds its number when it stores its part of the blocks.
+    rank adds its number when it stores its part of the blocks. ``feed`` gets the token ids of the
+    blocks that nothing but tokens identifies.
     """
 
-    def __init__(self, lookups: Lookups, *, block_size: int) -> None:
-        self._lookups, self._block_size = lookups, block_size
+    def __init__(self, lookups: Lookups, *, block_size: int, feed: TokenFeed | None = None) -> None:
+        self._lookups, self._block_size, self._feed = lookups, block_size, feed
 
     def of(
         self, request: Any, start: int, stop: int, extra_keys: Sequence[Sequence[Any] | None]
@@ -58,6 +59,8 @@ class BlockNames:
             space=self._lookups.space,
             rank_count=len(ranks),
         )
+        if self._feed is not None and not (salt or adapter or any(extra_keys)):
+            self._feed.send(self._lookups.space, size, names["block_hash"].tolist(), tokens)
         return names.tobytes()
 
 

@@ -36,7 +36,13 @@ from beluga.connectors.settings import settings_of
 from beluga.connectors.vllm.blocks import BlockNames
 from beluga.connectors.vllm.cachegroup import CacheGroups
 from beluga.connectors.vllm.counters import ConnectorCounters
-from beluga.connectors.vllm.events import MEDIUM, Announcement, Announcements
+from beluga.connectors.vllm.events import (
+    MEDIUM,
+    Announcement,
+    Announcements,
+    TokenFeed,
+    ownership_of,
+)
 from beluga.connectors.vllm.hints import Requests
 from beluga.connectors.vllm.identity import check_hashing, identify, namespace
 from beluga.connectors.vllm.lookups import Lookups
@@ -123,6 +129,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
                 identified=bool(self._settings.identity),
             )
             self._announcements = self._made_announcements(vllm_config)
+            self._feed = self._made_feed(vllm_config.model_config)
             hybrid = self._made_hybrid(vllm_config, kv_cache_config)
             self._block_size = hybrid.block_size if hybrid else self._groups.block_size
             self._loaded = threading.Event()
@@ -144,7 +151,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
                 block_ids_of=self._block_ids_of,
                 extra_keys_of=self._extra_keys_of,
                 announcements=self._announcements,
-                names=BlockNames(self._lookups, block_size=self._block_size),
+                names=BlockNames(self._lookups, block_size=self._block_size, feed=self._feed),
                 blocks=hybrid,
                 hints=Requests(self._counters, logger),
             )
@@ -412,6 +419,8 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
             self._identity.close()
             self._connection.close()
             self._connection = None
+            if self._feed is not None:
+                self._feed.close()
 
     # ---- Both
 
@@ -506,11 +515,21 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _made_announcements(self, vllm_config: Any) -> Announcements | None:
         events = vllm_config.kv_events_config
-        if events is None or not events.enable_kv_cache_events:
+        if events is None or not events.enable_kv_cache_events or not self._settings.announce:
             return None
         return Announcements(
             rank_count=lambda: len(self._lookups.ranks),
             block_size=0 if self._groups.hybrid else self._groups.block_size,
+        )
+
+    def _made_feed(self, model_config: Any) -> TokenFeed | None:
+        if not self._settings.events_replay:
+            return None
+        named = getattr(model_config, "served_model_name", None) or model_config.model
+        return TokenFeed(
+            self._settings.events_replay,
+            model=named if isinstance(named, str) else named[0],
+            token_file=self._settings.events_token,
         )
 
     def _event(self, announcement: Announcement) -> Any:
@@ -529,6 +548,7 @@ class BelugaConnector(KVConnectorBase_V1, SupportsHMA):
             group_idx=announcement.group,
             kv_cache_spec_kind=get_kv_cache_spec_kind(spec).value,
             kv_cache_spec_sliding_window=get_kv_cache_spec_sliding_window(spec),
+            **ownership_of(BlockStored),
         )
 
 

@@ -3,17 +3,26 @@
 """KV events in vLLM's schema: a block is announced when all ranks have stored it in the pool.
 
 A hybrid model's blocks are those of its groups of layers: each event has the number of its group.
-The medium is SHARED, which routers (including Dynamo's) treat as a store that no single worker
-owns. There are no events for evictions, because engines are not notified of them.
+The medium is SHARED, the locality REMOTE and the owner the pool, so that routers that read these
+fields (Dynamo's and Beluga's) do not credit the blocks to this worker alone. There are no events
+for evictions, because engines are not notified of them. llm-d reads none of these fields: for it
+the pool's server publishes, and the engine's announcements are turned off.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections import OrderedDict
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beluga.connectors.vllm.steps import StoredCounts
+from beluga.conventions import EVENTS_USER
+from beluga.errors import ConnectorError
+from beluga.listening import read_token
+from beluga.router import TOKENS_TAG, pack_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,6 +30,8 @@ if TYPE_CHECKING:
     from beluga.connectors.vllm.steps import StepReport
 
 MEDIUM = "SHARED"
+OWNER = "pool:beluga"
+UNSENT_MAX = 256  # messages with token ids that the server has not read
 PENDING_MAX = 1 << 16  # blocks being saved; older ones are dropped without an event
 
 
@@ -98,3 +109,47 @@ class Announcements:
         """Return the blocks that were stored since the last call."""
         ready, self._ready = self._ready, []
         return ready
+
+
+@lru_cache
+def ownership_of(event: type) -> dict[str, str]:
+    """Return the fields that name the pool in an event of this class: none in older vLLM."""
+    fields = {"locality": "REMOTE", "ownership": OWNER}
+    return fields if fields.keys() <= inspect.signature(event).parameters.keys() else {}
+
+
+class TokenFeed:
+    """Sends token ids of blocks to the pool's server, for routers that index tokens. Messages that
+    the server does not read are dropped. Raises ConnectorError for an invalid endpoint.
+    """
+
+    def __init__(self, endpoint: str, *, model: str, token_file: str = "") -> None:
+        import zmq
+
+        self._model, self._again, self._nowait = model, zmq.Again, zmq.DONTWAIT
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.SNDHWM, UNSENT_MAX)
+        if token_file:
+            self._socket.setsockopt(zmq.PLAIN_USERNAME, EVENTS_USER)
+            self._socket.setsockopt(zmq.PLAIN_PASSWORD, read_token(Path(token_file)).secret)
+        try:
+            self._socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConnectorError(
+                f"beluga's setting events_replay is {endpoint!r}: {error.strerror}; give the "
+                "endpoint of beluga serve --events-replay"
+            ) from None
+
+    def send(self, space: int, size: int, names: Sequence[int], tokens: Sequence[int]) -> None:
+        """Send the tokens of consecutive blocks of ``size`` tokens; ``names`` are their hashes."""
+        for message in pack_tokens(space, self._model, size, names, tokens):
+            try:
+                self._socket.send_multipart([TOKENS_TAG, message], self._nowait)
+            except self._again:
+                return
+
+    def close(self) -> None:
+        """Close the connection. Unsent messages are dropped."""
+        self._context.destroy(linger=0)

@@ -26,6 +26,10 @@ class VllmSettings(PoolSettings):
     ``prefill_b_ms`` and ``prefill_c_ms`` are the prefill time per token, and per pair of tokens
     (:class:`beluga.tiers.BreakEven`). With them, blocks below the pool are fetched only if they
     come sooner than they are computed; without them, they always are.
+
+    ``announce`` is false for an engine that does not announce the pool's blocks in its own KV
+    events. ``events_replay`` is the endpoint of ``beluga serve --events-replay`` to which token ids
+    are sent, for llm-d; ``events_token`` is the file of ``--events-token``.
     """
 
     load: str = "auto"
@@ -34,6 +38,9 @@ class VllmSettings(PoolSettings):
     kv_role: str = "kv_both"  # vLLM's own setting, which the connector fills in
     prefill_b_ms: float = 0.0
     prefill_c_ms: float = 0.0
+    announce: bool = True
+    events_replay: str = ""
+    events_token: str = ""
 
     @property
     def loads(self) -> bool:

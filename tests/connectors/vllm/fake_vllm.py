@@ -72,6 +72,8 @@ class BlockStored:
     group_idx: int
     kv_cache_spec_kind: str | None
     kv_cache_spec_sliding_window: int | None
+    locality: str | None = None
+    ownership: str | None = None
 
 
 def tagged_keys(request: Any, start: int, end: int, first: int) -> tuple[Any, int]:

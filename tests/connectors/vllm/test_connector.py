@@ -27,11 +27,20 @@ from beluga import IndexServer, Namespace, Pool
 from beluga.connectors import connection as connection_module
 from beluga.connectors.connection import Attachment, Connection
 from beluga.connectors.vllm import policy
+from beluga.connectors.vllm.events import UNSENT_MAX, TokenFeed
 from beluga.connectors.vllm.media import MARK
 from beluga.connectors.vllm.steps import Loaded, Rank
 from beluga.errors import ConnectorError
 from beluga.index import check_pool, read_names
-from beluga.router import BlockHasher, Indexer, WireDecoder, Worker, hash_blocks_by
+from beluga.router import (
+    TOKENS_TAG,
+    BlockHasher,
+    Indexer,
+    TokenStore,
+    WireDecoder,
+    Worker,
+    hash_blocks_by,
+)
 from beluga.rpc import KINDS, report
 
 Make = Callable[..., Engine]
@@ -157,14 +166,53 @@ def test_blocks_are_announced_when_they_are_in_the_pool(server: IndexServer, mak
     assert (first.medium, first.lora_id, first.lora_name) == ("SHARED", None, None)
     assert (first.group_idx, first.kv_cache_spec_kind) == (0, "full_attention")
     assert first.kv_cache_spec_sliding_window is None
+    assert (first.locality, first.ownership) == ("REMOTE", "pool:beluga")
     assert second.parent_block_hash == made.block_hashes[0][:8]
     assert len(others) == 3
     assert [event.extra_keys for event in announced] == [
         *([None], [((MARK + "cat", 1), (MARK + "dog", 2))], [None], [((MARK + "cow", 3),)], [None])
     ]
     assert list(engine.scheduler.take_events()) == []
-    silent.run(request("b", [9] * 21), 0, fill=1)
-    assert list(silent.scheduler.take_events()) == []
+    for number, quiet in enumerate((silent, make(events=True, announce=False))):
+        quiet.run(request("b", [9 + number] * 21), 0, fill=1)
+        assert list(quiet.scheduler.take_events()) == []
+
+
+def test_token_ids_of_saved_blocks_are_sent_to_the_server_unless_more_identifies_them(
+    server: IndexServer, make: Make, tmp_path: Path
+) -> None:
+    zmq = pytest.importorskip("zmq")
+    endpoint, store = f"ipc://{tmp_path}/again", TokenStore()
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as replay:
+        replay.bind(endpoint)
+        engine = make(events_replay=endpoint)
+        engine.scheduler._feed._model = "served"
+        lookups = engine.scheduler._lookups
+        image = request("i", TOKENS, images=[(MARK + "cat", 5)])
+        for made in (request("s", TOKENS, salt="secret"), image, request("a", [7] * 33)):
+            assert eventually(lambda made=made: lookups.begin(made) is not None, LONG_S)
+            engine.run(made, 0, fill=1)
+        assert replay.poll(30_000)
+        _, tag, message = replay.recv_multipart()
+        assert tag == TOKENS_TAG
+        store.add(message)
+        names = [int.from_bytes(digest[-8:], "big") for digest in made.block_hashes]
+        count = 32 // BLOCK_TOKENS
+        assert [store.of(lookups.space, name) for name in names[:count]] == (
+            [[7] * BLOCK_TOKENS] * count
+        )
+        assert (len(store), store.model(lookups.space)) == (count, "served")
+        assert not replay.poll(0)
+
+
+def test_a_server_that_reads_no_token_ids_delays_no_request(tmp_path: Path) -> None:
+    pytest.importorskip("zmq")
+    feed = TokenFeed(f"ipc://{tmp_path}/again", model="m")
+    for _ in range(3 * UNSENT_MAX):
+        feed.send(1, 16, [1], [2] * 16)
+    feed.close()
+    with pytest.raises(ConnectorError, match="events_replay is 'nonsense'"):
+        TokenFeed("nonsense", model="m")
 
 
 @pytest.mark.parametrize("name", ["", "tuned", "secret"])
@@ -185,7 +233,8 @@ def test_announcements_distinguish_salted_blocks_from_others(
     salted = dataclasses.replace(plain, salt="secret")
     decoder = WireDecoder(7, block_size=BLOCK_TOKENS, hash_blocks=hash_blocks_by(plain))
     index = Indexer(workers=2, blocks=100)
-    events = [{**event, "type": "BlockStored", "medium": "GPU"} for event in announced]
+    own = {"type": "BlockStored", "medium": "GPU", "locality": None}
+    events = [{**event, **own} for event in announced]
     for event in events:  # one message each
         batch = decoder.batch(msgspec.msgpack.encode([1.0, [event]]))
         assert not batch.failed
