@@ -71,6 +71,7 @@ BelugaError
 │   ├── NoWorkersError            none is registered for the model, or none is healthy
 │   ├── AllWorkersBusyError       each is full; wait, or return 503
 │   │   └── WorkersOverloadedError  all eligible workers are over the busy thresholds
+│   ├── ListenError              the gateway cannot listen on an address
 │   ├── ObjectiveError            no worker could answer in time; return 429
 │   ├── EventError                a KV event that cannot be applied
 │   ├── QueueError                the prefill queue is unreachable, or rejected a task
@@ -372,6 +373,10 @@ class AllWorkersBusyError(RouterError):
 
 class WorkersOverloadedError(AllWorkersBusyError):
     """Send less, add workers, or raise the busy thresholds."""
+
+
+class ListenError(RouterError):
+    """Give another --host, --port or --admin address, or stop what listens there."""
 
 
 class ObjectiveError(RouterError):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from beluga.choices import BENCHES
 from beluga.cli.frame import Argument, BadParameter, Legend, Option, explains
-from beluga.cli.options import Json, Wide, among, check_output, write_whole
+from beluga.cli.options import Json, Wide, among, check_output, open_pool, write_whole
 from beluga.cli.output import origin, print_json, print_note, print_table
 from beluga.errors import BelugaError
 
@@ -228,6 +228,8 @@ def bench(
         if value and not any(name in beluga_bench.USES[bench] for bench in chosen):
             those = ", ".join(bench for bench, uses in beluga_bench.USES.items() if name in uses)
             raise BadParameter(f"{', '.join(chosen)} does not use --{name}; remove it ({those} do)")
+    if pool:
+        open_pool(pool).close()  # refuse wrong devices before anything runs
     options = beluga_bench.Options(
         smoke=smoke,
         pool=tuple(pool) if pool else None,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from beluga.rpc import CallTrace
 
 _NAMES = ("serve", "standby")  # file names of a background process
-_ERROR = re.compile(r"^(beluga|cxl-rpc): error: ")
+_ERROR = re.compile(r"^(beluga|cxl-rpc)( serve)?: error: ")
 _LOOK_S = 0.2
 _STOP_S = 60.0
 

@@ -24,6 +24,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from beluga.cli import logs
 from beluga.errors import BelugaError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -354,8 +355,7 @@ def _refuse(error: click.UsageError) -> NoReturn:
         text = f"{error.option_name} is not an option{mend}"
     elif name and name not in text:
         text = f"{name} {text}" if text.startswith("is ") else f"{name}: {text}"
-    print(f"{path}: error: {' '.join(text.split())} (see '{path} --help')", file=sys.stderr)
-    sys.exit(2)
+    logs.fail(path, f"{' '.join(text.split())} (see '{path} --help')", 2)
 
 
 def suggest(name: str, names: Iterable[str]) -> str:

@@ -38,7 +38,7 @@ from beluga.cli.routing_options import (
 )
 from beluga.cli.services import Manager
 from beluga.conventions import GATEWAY_ADMIN_PORT, GATEWAY_PORT
-from beluga.errors import RouterError
+from beluga.errors import ListenError, QueueError, RouterError
 
 if TYPE_CHECKING:
     from beluga.gateway import Limits, Prefill, Service
@@ -289,11 +289,11 @@ def gateway(
     files = {"workers-file": workers_file, "tokenizer": tokenizer, "chat-template": chat_template}
     for option, path in files.items():
         if path is not None and not path.exists():
-            raise RouterError(f"--{option} {path} does not exist; name a file that does")
+            raise BadParameter(f"--{option} {path} does not exist; name a file that does")
     if chat_template is not None and tokenizer is None:
         raise BadParameter("--chat-template needs --tokenizer with the model's folder; add it")
     service = _begin(log_level, log_format, events=bool(kv_events or pool_events))
-    with as_bad_value(RouterError):
+    with as_bad_value(RouterError, excepted=(ListenError, QueueError)):
         settings_of_service = service.Settings(
             policy=_checked_policy(policy),
             estimator=estimator_of(costs, bandwidth, local_bandwidth, gpu_path, step_tokens),
@@ -324,7 +324,7 @@ def gateway(
                 (max_body, max_bodies, body_wait),
             ),
         )
-    service.run(service.serve(settings_of_service, partial(_print_addresses, json=json)))
+        service.run(service.serve(settings_of_service, partial(_print_addresses, json=json)))
 
 
 def _token(path: Path | None) -> Token | None:

@@ -2,9 +2,10 @@
 # Copyright The Beluga Authors
 """The entry points of ``beluga`` and ``cxl-rpc``: they set the exit status of each command.
 
-The exit status is 0 only on success. It is 1, with one line on stderr, for an error that the user
-can fix, 2 for an invalid command line or value, 130 after Ctrl-C, 143 after SIGTERM, and 129 after
-the terminal was closed. Results go to stdout, everything else to stderr.
+The exit status is 0 only on success. It is 1, with one line on stderr, for an operation that
+failed, 2 for a command line that is invalid or names a wrong value, file or device, 130 after
+Ctrl-C, 143 after SIGTERM, and 129 after the terminal was closed. Results go to stdout, everything
+else to stderr.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from beluga.errors import (
     BadValueError,
     BelugaError,
     DeviceSpecError,
+    InstructionError,
     SettingsError,
+    SimulateError,
+    TraceError,
 )
 
 _PLAIN = {
@@ -37,12 +41,20 @@ _PLAIN = {
     **dict.fromkeys("│┃║", "|"),
 }
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_WRONG_VALUES = (BadTypeError, BadValueError, DeviceSpecError, SettingsError)
+_WRONG_VALUES = (
+    *(BadTypeError, BadValueError, DeviceSpecError, InstructionError),
+    *(SettingsError, SimulateError, TraceError),
+)
+# Errors of a file that the command line names, with their remedies
 _MENDS = {
     errno.ENOENT: "check the path",
     errno.ENOTDIR: "check the path",
+    errno.ENXIO: "name a file",
+    errno.ELOOP: "check the path",
+    errno.ENAMETOOLONG: "give a shorter path",
     errno.EISDIR: "name a file",
     errno.EACCES: "allow it, or run as another user",
+    errno.EROFS: "name a file elsewhere",
 }
 _TOOLS = ("click", "rich", "msgspec")
 
@@ -110,14 +122,21 @@ def _run(name: str, program: str) -> NoReturn:
             sys.stdout.flush()  # before the status is decided
     except (BelugaError, OSError) as error:
         # Each program's message has its own server command.
-        status = 2 if isinstance(error, _WRONG_VALUES) else 1
-        logs.fail(name, _message(error).replace("'beluga serve'", f"'{name} serve'"), status)
+        text = _message(error).replace("'beluga serve'", f"'{name} serve'")
+        logs.fail(name, text, _status(error))
     except MemoryError as error:
         cause = f" ({error})" if str(error) else ""
         logs.fail(name, f"this machine's memory does not suffice{cause}; give smaller sizes")
     except UnicodeError:
         logs.fail(name, "an argument has bytes that are not UTF-8; give text")
     sys.exit(0)
+
+
+def _status(error: BaseException) -> int:
+    """Return 2 for an error of the command line, which names a wrong value or file; otherwise 1."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return 2 if error.errno in _MENDS else 1
+    return 2 if isinstance(error, _WRONG_VALUES) else 1
 
 
 def _message(error: BaseException) -> str:

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from beluga.cli.frame import BadParameter, Option
 from beluga.cli.logs import FORMATS, LEVELS
-from beluga.errors import AdminError, BelugaError, DeviceSpecError, PoolError
+from beluga.errors import (
+    AdminError,
+    BelugaError,
+    DeviceForeignError,
+    DeviceMismatchError,
+    DeviceMissingError,
+    DevicePermissionError,
+    DeviceSpecError,
+    PoolError,
+)
 
 if TYPE_CHECKING:  # the help of the programs must not import pools or numpy
     from beluga.pool import Pool
@@ -32,14 +41,37 @@ def size(text: str | int) -> int:
 
 
 @contextmanager
-def as_bad_value(*kinds: type[Exception]) -> Iterator[None]:
+def as_bad_value(
+    *kinds: type[Exception], excepted: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
     """Convert errors about the values of options to errors of the command line, with exit
-    status 2.
+    status 2. Those of ``excepted`` classes are failures of the operation.
     """
     try:
         yield
     except kinds as error:
+        if isinstance(error, excepted):
+            raise
         raise BadParameter(str(error)) from None
+
+
+_WRONG_DEVICES = (
+    *(DeviceForeignError, DeviceMismatchError, DeviceMissingError, DevicePermissionError),
+    DeviceSpecError,
+)
+
+
+@contextmanager
+def naming_devices() -> Iterator[None]:
+    """Convert errors about devices on the command line, and about the values of a new pool, to
+    errors of the command line, with exit status 2.
+    """
+    try:
+        yield
+    except PoolError as error:
+        if isinstance(error, _WRONG_DEVICES) or type(error) is PoolError:
+            raise BadParameter(str(error)) from None
+        raise
 
 
 def among(*words: str) -> Callable[[str], list[str]]:
@@ -206,7 +238,10 @@ def open_pool(paths: list[str] | None) -> Pool:
     """Open the pool on these devices, or the default pool."""
     from beluga.pool import Pool
 
-    return Pool.open(paths) if paths else Pool.mount()
+    if not paths:
+        return Pool.mount()
+    with naming_devices():
+        return Pool.open(paths)
 
 
 def runtime_dir_of(paths: list[str] | None) -> Path:
@@ -219,7 +254,7 @@ def runtime_dir_of(paths: list[str] | None) -> Path:
     try:
         with open_pool(paths) as pool:
             return pool.runtime_dir
-    except PoolError:
+    except (PoolError, BadParameter):
         if (directory := runtime_dir_of_missing(paths)) is None:
             raise
         return directory

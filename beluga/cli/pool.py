@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,14 +14,15 @@ import click
 
 from beluga import config
 from beluga.choices import BLOCK_COUNT_MAX, COHERENCE_MODES, LANE_COUNT_MAX
-from beluga.cli.frame import Argument, Legend, Option, explains
-from beluga.cli.options import Json, PoolPaths, open_pool, size
+from beluga.cli.frame import Argument, BadParameter, Legend, Option, explains
+from beluga.cli.options import Json, PoolPaths, as_bad_value, naming_devices, open_pool, size
 from beluga.cli.output import plain, print_facts, print_json, print_note, print_table, progress
 from beluga.errors import (
     DeviceMismatchError,
     DeviceMissingError,
     NoDefaultPoolError,
     PoolError,
+    TierError,
     TransferError,
 )
 
@@ -64,8 +65,11 @@ def adopt(path: Disk, json: Json = False) -> None:
     Use this for a disk whose server will not return. Its blocks stay. A new pool at the location of
     an earlier one needs no such command.
     """
-    from beluga.tiers import adopt_disk
+    from beluga.tiers import adopt_disk, file_of_tier
 
+    with as_bad_value(TierError):
+        for each in path:
+            file_of_tier(each)
     for each in path:
         before = adopt_disk(each)
         if json:
@@ -225,7 +229,7 @@ def create(
     by_default = device_size is None and not any(
         DeviceSpec.parse(path).path.exists() for path in paths
     )
-    with progress("allocating", shown=not json) as advance:
+    with naming_devices(), progress("allocating", shown=not json) as advance:
         pool = Pool.create(
             paths,
             device_size=device_size,
@@ -325,11 +329,12 @@ def check(
             print_note(act)
     else:
         specs = pool or default_specs()
-        report = (
-            check_devices(specs, payload=True, admission=scrub_admission)
-            if payload
-            else check_devices(specs)
-        )
+        with naming_devices() if pool else nullcontext():
+            report = (
+                check_devices(specs, payload=True, admission=scrub_admission)
+                if payload
+                else check_devices(specs)
+            )
     facts = asdict(report)
     if names:
         with open_pool(pool) as opened:
@@ -391,7 +396,8 @@ def destroy(
     if not yes:
         click.confirm(f"Destroy the pool on {', '.join(specs)}?", abort=True, err=True)
     emulated = set(emulated_paths())
-    Pool.destroy(specs, force=force)
+    with naming_devices() if paths else nullcontext():
+        Pool.destroy(specs, force=force)
     if emulated == set(specs):
         with suppress(OSError):  # the folder has other files
             Path(specs[0]).parent.rmdir()
@@ -436,10 +442,10 @@ def mount(
     from beluga.pool import emulated_paths, storing_default
 
     if metadata and not paths:
-        raise PoolError("--metadata goes with devices for the blocks; name them, too: PATH...")
+        raise BadParameter("--metadata goes with devices for the blocks; name them, too: PATH...")
     data = paths or emulated_paths()
     specs = [metadata, *data] if metadata else data
-    with storing_default(specs):
+    with naming_devices() if paths else nullcontext(), storing_default(specs):
         if create_first:
             if not paths:
                 Path(specs[0]).parent.mkdir(mode=0o700, exist_ok=True)

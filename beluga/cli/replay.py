@@ -216,7 +216,7 @@ def _check_tiers(disks: list[str] | None, disk_bytes: int, remotes: list[str] | 
         tiers = TierSettings(
             disks=tuple(disks or ()), disk_bytes=disk_bytes, remotes=tuple(remotes or ())
         )
-    tiers.check()
+        tiers.check()
 
 
 def _requests(arguments: Read) -> tuple[list[TraceRequest], Reading | None]:

@@ -481,12 +481,12 @@ def _tier_settings(
             admission=admission,
             eviction=eviction,
         )
-    if disk_owner and not disks:
-        raise BadParameter("--disk-owner needs a disk; give --disk")
-    if not tiers:
-        refuse_without_tier(offload, admission, usual=(_OFFLOAD, _ADMISSION))
-    tiers.check()
-    return tiers
+        if disk_owner and not disks:
+            raise BadParameter("--disk-owner needs a disk; give --disk")
+        if not tiers:
+            refuse_without_tier(offload, admission, usual=(_OFFLOAD, _ADMISSION))
+        tiers.check()
+        return tiers
 
 
 def _services(

@@ -123,6 +123,7 @@ _LEGEND = Legend(
 
 
 @explains(_LEGEND)
+@as_bad_value(TierError)
 def size_tiers(
     model: Model = None,
     memory: Memory = None,
@@ -163,9 +164,9 @@ def size_tiers(
     tiers += [TierSize("disk", each, speed) for each in disk or []]
     # Sizes are checked before anything is printed or read.
     advice = calculate(tiers) if tiers else None
+    loaded = read_named(trace)
     if model is None and not layers:
         print_note("no model is named; these are the numbers of Qwen3-32B")
-    loaded = read_named(trace)
     need = loaded.id_count * loaded.block_tokens * shape.bytes_per_token
     if advice is None:
         memory = max(-(-need // _GIB), 1) * _GIB

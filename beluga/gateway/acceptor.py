@@ -22,7 +22,7 @@ import ssl
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
-from beluga.errors import BadValueError, RouterError
+from beluga.errors import BadValueError, ListenError
 from beluga.gateway.protocol import Refusal
 from beluga.gateway.settings import Address, Settings
 from beluga.http_server import Share, accept
@@ -64,7 +64,7 @@ async def listen(
     tls: ssl.SSLContext | None,
 ) -> Address:
     """Serve an application on an address until the stack is closed. Returns the address with its
-    actual port. Raises RouterError.
+    actual port. Raises ListenError.
     """
     sockets = await _bound_sockets(address)
     app.on_response_prepare.append(share.close_if_crowded)
@@ -78,7 +78,7 @@ async def listen(
 
 
 async def _bound_sockets(address: Address) -> list[socket.socket]:
-    """Listen on an address, which may be several of a host. Raises RouterError."""
+    """Listen on an address, which may be several of a host. Raises ListenError."""
     loop = asyncio.get_running_loop()
     try:
         infos = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -92,7 +92,7 @@ async def _bound_sockets(address: Address) -> list[socket.socket]:
     except OSError as error:
         number = error.errno or 0  # the errno of getaddrinfo() is negative
         why = os.strerror(number) if number > 0 else error.strerror
-        raise RouterError(
+        raise ListenError(
             f"the gateway cannot listen on {address.host} port {address.port} ({why}); give "
             "another --host or --port, or another --admin address"
         ) from None

@@ -57,12 +57,14 @@ class Service:
     """One router as a context manager. At the end it drains: it accepts no new requests, running
     ones have ``Limits.drain_s`` to finish, and the rest is aborted.
 
-    ``address`` and ``admin_address`` are its listening addresses. Entering raises RouterError or
-    OSError.
+    ``address`` and ``admin_address`` are its listening addresses. Raises BadValueError for an
+    operators' address that needs a token. Entering raises RouterError or OSError.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        admin = settings.admin
+        self._check_operator = None if admin is None else of_operators(settings, admin)
         self._cleanup = contextlib.AsyncExitStack()
         self.fleet = Fleet()
         self.metrics = Metrics()
@@ -155,12 +157,11 @@ class Service:
         app.add_routes(self._handlers.routes())
         tls = settings.callers.tls
         self.address = await listen(stack, settings.listen, app, self._clients, tls)
-        if settings.admin is not None:
+        if settings.admin is not None and self._check_operator is not None:
             answers = refusals(self.metrics, browsers=False)
-            check = of_operators(settings, settings.admin)
             app = web.Application(
                 client_max_size=ADMIN_BODY_MAX,
-                middlewares=[self._operators.follow, answers, check],
+                middlewares=[self._operators.follow, answers, self._check_operator],
             )
             app.add_routes(AdminHandlers(self.fleet, self._cache, self._decision).routes())
             self.admin_address = await listen(stack, settings.admin, app, self._operators, tls)

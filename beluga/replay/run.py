@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from beluga.choices import REPLAY_SIZE_MAX
-from beluga.errors import ReplayError
+from beluga.errors import BadValueError, ReplayError
 from beluga.pool import STRIPE_SIZE, Pool, room, scratch_folder, show_size
 from beluga.replay.client import EngineTally
 from beluga.replay.process import Dispatcher, Job, Process, ProcessKilledError, ServerJob
@@ -358,10 +358,10 @@ class _Processes:
 
 
 def _refuse_small_engines(requests: Sequence[TraceRequest], engine_blocks: int) -> None:
-    """Raise ReplayError if an engine's memory does not hold the longest request."""
+    """Raise BadValueError if an engine's memory does not hold the longest request."""
     longest = max((len(set(request.hash_ids)) for request in requests), default=0)
     if 0 < engine_blocks < longest:
-        raise ReplayError(
+        raise BadValueError(
             f"an engine of {engine_blocks} blocks is too small for a request of {longest}; give "
             f"--engine-blocks {longest} or more"
         )

@@ -6,6 +6,7 @@ from beluga.choices import OFFLOADS
 from beluga.index import fetch_counters
 from beluga.tiers.admission import ADMISSIONS
 from beluga.tiers.disk import adopt_disk
+from beluga.tiers.disk.file import file_of_tier
 from beluga.tiers.kv_shape import KvShape, read_model
 from beluga.tiers.remote import no_panic, object_store
 from beluga.tiers.service import TierService
@@ -41,6 +42,7 @@ __all__ = [
     "adopt_disk",
     "advise",
     "fetch_counters",
+    "file_of_tier",
     "no_panic",
     "object_store",
     "read_model",

@@ -100,7 +100,10 @@ class TierSettings:
                 raise TierError(f"--disk names {path} twice; give each disk once")
             _check_disk(path)
             refuse_foreign(Path(path))
-            check_room(Path(path), self.disk_bytes // len(self.disks))
+            try:
+                check_room(Path(path), self.disk_bytes // len(self.disks))
+            except TierError as error:
+                raise TierError(f"--disk-bytes: {error}") from None
         for url in self.remotes:
             check_remote(url)
 

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from beluga import page
-from beluga.errors import BelugaError
+from beluga.errors import BadValueError
 
 from .machine import commit_date, cpu_model, version
 from .row import FIELDS, Row
@@ -107,17 +107,19 @@ def _compact(value: Any) -> str:
 def load(path: Path) -> list[Row] | Recorded:
     """Read a file of ``beluga bench --json``, or of another command's results.
 
-    Raises BelugaError if it is neither, and OSError if it cannot be read.
+    Raises BadValueError if it is neither, and OSError if it cannot be read.
     """
     try:
         content = read_record(path)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BelugaError(f"{path} is not JSON: {error}") from None
+        raise BadValueError(f"{path} is not JSON: {error}") from None
     if isinstance(content, dict) and content:
         return Recorded(path.name, content)
     rows = content if isinstance(content, list) else []
     if not rows or not all(isinstance(row, dict) and {"bench", "case"} <= set(row) for row in rows):
-        raise BelugaError(f"{path} has no results; write them with beluga bench NAME --json > FILE")
+        raise BadValueError(
+            f"{path} has no results; write them with beluga bench NAME --json > FILE"
+        )
     return [_row(path, row) for row in rows]
 
 
@@ -132,7 +134,7 @@ def _row(path: Path, given: dict[str, Any]) -> Row:
             row[name] = _number(value)
         except (TypeError, ValueError):
             text = f"{name} of case {given['case']!r} is {value!r}, no number"
-            raise BelugaError(f"{path}: {text}") from None
+            raise BadValueError(f"{path}: {text}") from None
     return row
 
 

@@ -335,7 +335,7 @@ def test_a_command_starts_if_its_packages_are_installed(arguments: list[str]) ->
 )
 def test_the_output_path_is_checked_before_the_work(arguments: list[str], message: str) -> None:
     refused = beluga(*arguments)
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert message in refused.stderr
     assert refused.stderr.count("\n") == 1
     assert "begun" not in refused.stderr

@@ -438,6 +438,7 @@ def test_benchmarks_get_their_options_and_show_all_columns(
     assert shown.stdout.count("p50 ns") == 2 and "p99" not in shown.stdout
     assert "a, m\n" in shown.stdout.replace(" \n", "\n").replace("  ", "")
     assert shown.stderr == "  d: odd\n"
+    monkeypatch.setattr(bench, "open_pool", lambda paths: SimpleNamespace(close=lambda: None))
     options = ["--pool", "p", "--coherence", "hardware", "--pace", "x", "--threads", 1]
     shown = beluga("bench", "a", "--smoke", *options, "--json")
     assert json.loads(shown.stdout) == rows
@@ -554,7 +555,8 @@ def test_a_prefill_worker_runs_until_a_signal_and_closes_its_queue(
     [
         (BelugaError("why"), (1, "beluga: error: why\n")),
         (BadValueError("n is 0"), (2, "beluga: error: n is 0\n")),
-        (OSError(2, "No such file", "x"), (1, "beluga: error: x: No such file; check the path\n")),
+        (OSError(2, "No such file", "x"), (2, "beluga: error: x: No such file; check the path\n")),
+        (OSError(5, "Input/output error", "x"), (1, "beluga: error: x: Input/output error\n")),
         (OSError(24, "Too many open files"), (1, "beluga: error: Too many open files\n")),
         (None, (0, "")),
     ],

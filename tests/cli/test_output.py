@@ -334,7 +334,7 @@ def test_json_makes_every_line_of_a_server_an_object(pool: list[str], start: Sta
 
 def test_an_error_is_an_event_where_the_log_is_json(run: Run) -> None:
     refused = run("--log-format", "json", "ping", "--pool", "/nowhere")
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     event = json.loads(refused.stderr)
     assert (event["level"], event["message"].startswith("/nowhere")) == ("error", True)
 

@@ -88,8 +88,8 @@ def test_mounting_again_keeps_the_pool(run: Run, paths: list[str]) -> None:
 def test_mounting_a_file_without_a_pool_is_rejected(run: Run, paths: list[str]) -> None:
     Path(paths[0]).write_bytes(bytes(8 << 20))
     refused = run("mount", paths[0])
-    assert (refused.returncode, refused.stdout) == (1, "")
-    assert refused.stderr.startswith(f"beluga: error: {paths[0]} holds no pool")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(f"beluga mount: error: {paths[0]} holds no pool")
     assert refused.stderr.count("\n") == 1
     assert run("umount").returncode == 1, "a rejected pool is not stored"
 
@@ -157,7 +157,7 @@ def test_destroy_removes_the_files(run: Run, pool: list[str]) -> None:
 def test_destroying_part_of_a_pool_requires_force(run: Run, pool: list[str]) -> None:
     paths = pool[1::2]
     refused = run("pool", "destroy", paths[0], "--yes")
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "has 2 devices, and 1 of them are not named" in refused.stderr
     assert all(Path(path).exists() for path in paths)
     assert run("pool", "destroy", paths[0], "--yes", "--force").returncode == 0

@@ -82,7 +82,7 @@ def test_a_disk_that_is_too_large_is_refused_before_the_pool_is_served(
     run: Run, pool: list[str], tmp_path: Path, folder: str
 ) -> None:
     ended = run("serve", *pool, "--disk", tmp_path / folder, "--disk-bytes", "900T")
-    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
     assert "bytes free, but" in ended.stderr
     assert not list(tmp_path.rglob("blocks"))
     assert "no server" in run("ping", *pool, "--timeout", "1").stderr
@@ -241,7 +241,7 @@ def test_a_server_that_cannot_start_in_the_background_reports_the_reason(
     assert (refused.returncode, refused.stdout) == (2, "")
     assert run("stop", *pool).returncode == 1
     refused = run("serve", *pool, "--detach", "--disk", "/dev/null/none", "--disk-bytes", "16M")
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
     assert "/dev/null/none" in refused.stderr
 
@@ -306,7 +306,7 @@ def test_a_server_whose_device_cannot_be_opened_is_stopped(
     try:
         os.kill(pid, signal.SIGSTOP)  # a running process would end without a signal
         SPOILT[how](Path(pool[1]))
-        assert run("ping", *pool).returncode == 1
+        assert run("ping", *pool).returncode == 2
         stopped = run("stop", *pool, "--json")
         assert stopped.returncode == 0, stopped.stderr
         assert json.loads(stopped.stdout) == {"stopped": pid}
@@ -314,7 +314,7 @@ def test_a_server_whose_device_cannot_be_opened_is_stopped(
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     again = run("stop", *pool)  # nothing runs: the device's error
-    assert (again.returncode, again.stderr.count("\n")) == (1, 1)
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
     assert pool[1] in again.stderr
 
 

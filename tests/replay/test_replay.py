@@ -377,7 +377,7 @@ def test_an_engine_that_does_not_hold_the_longest_request_is_refused(
 ) -> None:
     trace = trace_of(tmp_path / "trace", [[1, 2, 3], [1, 2, 2, 2]])
     refused = run("replay", trace, "--engine-blocks", 2)
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "an engine of 2 blocks is too small for a request of 3" in refused.stderr
     assert "--engine-blocks 3" in refused.stderr
     ended = run("replay", trace, "--json", "--engine-blocks", 3, "--clients", 1)

@@ -497,13 +497,7 @@ def adopt_disk(path: Path) -> Owner:
 
     Raises TierError if a server uses it, or if it is not a disk tier.
     """
-    if not path.exists():
-        raise TierError(f"{path} does not exist; name the disk of a server (--disk)")
-    file = path / _FILE if path.is_dir() else path
-    if not file.exists():
-        raise TierError(f"{path} is not a disk tier; name the disk of a server (--disk)")
-    if not (file.is_file() or file.is_block_device()):
-        raise TierError(f"{path} is not a folder, file or block device; give one of these")
+    file = file_of_tier(path)
     locked = LockedFile(file)
     try:
         layout = locked.read_header()
@@ -515,6 +509,18 @@ def adopt_disk(path: Path) -> Owner:
         raise TierError(f"{file}: {error.strerror}") from error
     finally:
         locked.close()
+
+
+def file_of_tier(path: Path) -> Path:
+    """Return the file of an existing disk tier. Raises TierError if there is none."""
+    if not path.exists():
+        raise TierError(f"{path} does not exist; name the disk of a server (--disk)")
+    file = path / _FILE if path.is_dir() else path
+    if not file.exists():
+        raise TierError(f"{path} is not a disk tier; name the disk of a server (--disk)")
+    if not (file.is_file() or file.is_block_device()):
+        raise TierError(f"{path} is not a folder, file or block device; give one of these")
+    return file
 
 
 def refuse_foreign(path: Path) -> None:
