@@ -87,9 +87,7 @@ class Cache:
         self._needs_events = needs_events
         self._ranks = ranks
         self._no_room: set[int] = set()  # workers whose prompts do not fit into the index
-        self.has_tokenizer = False
         self.template_problem = ""  # why conversations cannot be hashed like the engines do
-        self._guessed = False  # whether a prompt was hashed with other tokens than the engines'
         self._pool_events, self._pool_events_token = pool_events, pool_events_token
         self._is_adapter = is_adapter
         self._space_of = space_of
@@ -133,6 +131,10 @@ class Cache:
             self.pool.close()
         self._open_pool()
 
+    def follows(self, engine: Engine) -> bool:
+        """Return whether the index follows the KV events of an engine, or those of the pool."""
+        return self.index is not None and (bool(engine.spec.feeds) or self.pool is not None)
+
     def problems(self, engine: Engine) -> dict[str, str]:
         """Return, by kind, why the index cannot follow an engine."""
         if self.index is None:
@@ -140,12 +142,6 @@ class Cache:
         problems = dict(engine.token_problems)
         if self.template_problem:
             problems["template"] = self.template_problem
-        follows = bool(engine.spec.feeds) or self.pool is not None
-        if self._guessed and follows and not self.has_tokenizer:
-            problems["tokenizer"] = (
-                "prompts are hashed by their text, which KV events do not contain, so text prompts "
-                "match no announced block; give its model's folder with --tokenizer"
-            )
         if engine.block_size and engine.block_size != self._block_size:
             problems["block_size"] = (
                 f"it has blocks of {engine.block_size} tokens, but the router has "
@@ -194,8 +190,9 @@ class Cache:
         """
         if not self._hashed:
             return Query(parsed.isl, self._block_size)
-        guessed = not parsed.exact and parsed.isl <= HASHED_TOKENS_MAX
-        self._guessed |= guessed and len(parsed.tokens) >= self._block_size
+        follows = self._followed or self.pool is not None
+        if follows and not parsed.exact and len(parsed.tokens) >= self._block_size:
+            self._metrics.hashed_as_text()
         adapter = (
             parsed.model if parsed.model is not None and self._is_adapter(parsed.model) else ""
         )

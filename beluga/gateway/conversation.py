@@ -454,9 +454,12 @@ class Tokenizer(Protocol):
         ...
 
 
-def load_tokenizer(path: Path, template: Path | None = None, *, trusted: bool = False) -> Tokenizer:
+def load_tokenizer(
+    path: Path, template: Path | None = None, *, trusted: bool = False, is_model: bool = False
+) -> Tokenizer:
     """Load a ``tokenizer.json`` or the tokenizer of a model's folder, with the chat template from a
-    file, or its own. ``trusted`` requests may bring another one. Raises RouterError.
+    file, or its own. ``trusted`` requests may bring another one. ``is_model``: a ``path`` that is
+    no folder is a model's name in the cache of ``transformers``. Raises RouterError.
 
     The package ``tokenizers`` reads the file; ``transformers`` reads the folder, whose chat
     template is needed for conversations. Neither package is required.
@@ -465,7 +468,9 @@ def load_tokenizer(path: Path, template: Path | None = None, *, trusted: bool = 
         raise RouterError("--chat-template needs --tokenizer with a model's folder")
     try:
         own = None if template is None else read_text(template)
-        return _Directory(path, own, trusted=trusted) if path.is_dir() else _File(path)
+        if is_model or path.is_dir():
+            return _Directory(path, own, trusted=trusted)
+        return _File(path)
     except ModuleNotFoundError as error:
         name = error.name or "tokenizers"
         raise RouterError(f"--tokenizer {path} needs the package {name}; pip install it") from None

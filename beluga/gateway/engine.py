@@ -163,7 +163,7 @@ class Engine:
         self.kind = ""  # kind of engine, from its metrics
         self.load_problem = ""  # why its metrics could not be read
         self.problems: dict[str, str] = {}  # by kind: see problems.py
-        self.token_problems: dict[str, str] = {}  # those found by probe.py
+        self.token_problems: dict[str, str] = {}  # see tokenizers.py
         self.probed_after = -1  # the number of failures at the last probe
         self.look = asyncio.Event()  # set to request a check now
         # It aborted a response, and the next check decides whether it is down

@@ -220,6 +220,11 @@ class Metrics:
             "beluga_gateway_refused", "Requests without a worker", ("status",), registry=registry
         )
 
+        self._text = Counter(
+            "beluga_gateway_text_prompts",
+            "Prompts hashed by their text, which match no block of KV events",
+            registry=registry,
+        )
         self._prefills = Counter(
             "beluga_gateway_prefills",
             "Prompts by where they were prefilled: beluga.disagg.PrefillOutcome",
@@ -374,6 +379,10 @@ class Metrics:
             (self._inflight, engine.inflight),
         ):
             gauge.labels(engine.url).set(value)
+
+    def hashed_as_text(self) -> None:
+        """Count a prompt without the engines' tokens, although their KV events are followed."""
+        self._text.inc()
 
     def problem(self, engine: Engine, kind: str, *, present: bool) -> None:
         """Set whether a worker has a problem of this kind."""

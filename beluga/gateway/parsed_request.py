@@ -108,6 +108,10 @@ class ParsedRequest:
     encoding: str = ""  # of a compressed body, whose model is unknown
     response: str | None = None  # in /v1/responses: the one that it refers to or continues
 
+    def take_tokens(self, tokens: list[int]) -> None:
+        """Set the tokens that an engine has computed."""
+        self.tokens, self.isl, self.exact = np.asarray(tokens, np.uint32), len(tokens), True
+
     def drop_body(self) -> None:
         """Drop the body and the tokens, once an engine has them."""
         self.body, self.tokens = b"", _EMPTY
@@ -121,13 +125,13 @@ def parse_request(
     path: str,
     body: bytes,
     *,
-    tokenizer: Tokenizer | None = None,
+    tokenizer_of: Callable[[str | None], Tokenizer | None] = lambda _: None,
     is_json: bool = True,
     encoding: str = "",
 ) -> ParsedRequest:
     """Parse a request. The engine validates it, so that clients get its own errors: a request whose
     body is not a JSON object with a model's name is sent to any engine. A body with an ``encoding``
-    is not read.
+    is not read. ``tokenizer_of`` returns the tokenizer of a model, if there is one.
     """
     if (response := response_of(path)) is not None:
         return ParsedRequest(path, body, odd=True, response=response)
@@ -141,7 +145,7 @@ def parse_request(
     except _UNREADABLE:
         return _odd(path, body)
     text = bytes(fields.messages) or bytes(fields.prompt) or bytes(fields.input)
-    tokens = _tokens(path, body, fields, text, tokenizer)
+    tokens = _tokens(path, body, fields, text, tokenizer_of(fields.model))
     exact = tokens is not None
     if tokens is None:
         tools = bytes(fields.tools).removeprefix(b"null")  # which templates write first, as JSON

@@ -21,7 +21,6 @@ from aiohttp import web
 from yarl import URL
 
 from beluga.gateway.attempts import Attempts, UnansweredError
-from beluga.gateway.conversation import Tokenizer
 from beluga.gateway.director import Director, Placement
 from beluga.gateway.engine import client_of
 from beluga.gateway.engine_client import EngineClient
@@ -45,6 +44,7 @@ from beluga.gateway.protocol import (
 )
 from beluga.gateway.remote import Remote
 from beluga.gateway.settings import Limits
+from beluga.gateway.tokenizers import Tokenizers
 from beluga.http_server import connection_of, is_own_shortage
 from beluga.listening import plain_path
 
@@ -222,7 +222,7 @@ class Proxy:
         client: EngineClient,
         metrics: Metrics,
         limits: Limits,
-        tokenizer: Tokenizer | None,
+        tokenizers: Tokenizers,
         remote: Remote,
     ) -> None:
         self._remote = remote
@@ -230,7 +230,7 @@ class Proxy:
         self._client = client
         self._metrics = metrics
         self._limits = limits
-        self._tokenizer = tokenizer
+        self._tokenizers = tokenizers
         self._large = asyncio.Semaphore(_LARGE_MAX)
         self._timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=limits.connect_s, sock_read=limits.stall_s
@@ -308,17 +308,23 @@ class Proxy:
         parse = partial(
             parse_request,
             *(plain_path(request.rel_url.raw_path) or request.path, body),
-            tokenizer=self._tokenizer,
+            tokenizer_of=self._tokenizers.of,
             is_json=_is_json(request.content_type),
             encoding="" if encoding.lower() == "identity" else encoding[:40],
         )
-        slow = SLOW_SIZE if self._tokenizer is None else _SLOW_TO_TOKENIZE
+        slow = _SLOW_TO_TOKENIZE if self._tokenizers.loaded else SLOW_SIZE
         if len(body) <= slow:
-            return parse()
-        if len(body) <= _LARGE_SIZE:
-            return await in_prompt_thread(parse)
-        async with self._large:
-            return await in_prompt_thread(parse)
+            parsed = parse()
+        elif len(body) <= _LARGE_SIZE:
+            parsed = await in_prompt_thread(parse)
+        else:
+            async with self._large:
+                parsed = await in_prompt_thread(parse)
+        if not parsed.exact and len(parsed.tokens):
+            tokens = await self._tokenizers.by_engine(parsed.path, parsed.model, body)
+            if tokens is not None:
+                parsed.take_tokens(tokens)
+        return parsed
 
     async def _exchange(
         self,

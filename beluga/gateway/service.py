@@ -30,11 +30,12 @@ from beluga.gateway.engine import Engine
 from beluga.gateway.engine_client import EngineClient
 from beluga.gateway.fleet import Fleet, WorkersFile
 from beluga.gateway.handlers import Bodies, ClientHandlers, refusals
-from beluga.gateway.health import Checker, Probe, Reports, Watch, end_tasks
+from beluga.gateway.health import Checker, Reports, Watch, end_tasks
 from beluga.gateway.metrics import Metrics
 from beluga.gateway.proxy import Proxy
 from beluga.gateway.remote import Remote
 from beluga.gateway.settings import Address, Settings
+from beluga.gateway.tokenizers import Tokenizers
 from beluga.router import (
     DEFAULT_POLICY,
     BusyThresholds,
@@ -191,16 +192,17 @@ class Service:
                 settings.chat_template,
                 trusted=settings.trust_request_chat_template,
             )
-            self._cache.has_tokenizer = True
             self._cache.template_problem = tokenizer.problem
-        probe = None
-        if tokenizer is not None and self._cache.index is not None:
-            probe = Probe(client.session, tokenizer, settings.limits)
+        tokenizers = Tokenizers(
+            *(client.session, self.fleet, settings.limits, tokenizer),
+            follows=self._cache.follows,
+            trusted=settings.trust_request_chat_template,
+        )
 
         async def look(engine: Engine) -> None:
             await reports.read(engine)
-            if probe is not None:
-                await probe.run(engine)
+            if self._cache.index is not None:
+                await tokenizers.look(engine)
 
         checker = Checker(
             self.fleet, client.session, settings.limits, up=self._wait_queue.look, also=look
@@ -211,7 +213,7 @@ class Service:
             client=client,
             metrics=self.metrics,
             limits=settings.limits,
-            tokenizer=tokenizer,
+            tokenizers=tokenizers,
             remote=remote,
         )
         await self._add_workers(stack)

@@ -48,6 +48,8 @@ class Faults:
 class FakeEngine:
     """A context manager that runs the engine at ``url``."""
 
+    root = ""  # of its first model, as listed
+
     def __init__(self, *models: str, words: tuple[str, ...] = WORDS) -> None:
         self.models = models or ("fake",)
         self.words = words
@@ -61,6 +63,7 @@ class FakeEngine:
         self.made: list[str] = []  # stored responses, which only this engine has
         self.template = ""  # text in front of a conversation
         self.tokenize_status = 200
+        self.tokenize_calls = 0
         self.tokenized: bytes | None = None  # the body of its answer; empty: the connection is cut
         self.listed: bytes | None = None  # the body of /v1/models
         self.drop_listed = False  # whether requests for batches are cut
@@ -110,6 +113,8 @@ class FakeEngine:
         if self.listed is not None:
             return web.Response(body=self.listed)
         cards = [{"id": name, "object": "model", "owned_by": "vllm"} for name in self.models]
+        if self.root:
+            cards[0]["root"] = self.root
         return web.json_response({"object": "list", "data": cards})
 
     async def _batches(self, request: web.Request) -> web.Response:
@@ -160,6 +165,7 @@ class FakeEngine:
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         result = await request.json()
+        self.tokenize_calls += 1
         if self.tokenized is not None:
             if not self.tokenized:
                 assert request.transport

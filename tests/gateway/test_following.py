@@ -534,7 +534,8 @@ async def test_without_a_pools_events_there_is_nothing_to_show() -> None:
 
 
 async def test_text_prompts_without_a_tokenizer_are_reported(tmp_path: Path) -> None:
-    async with pooled(tmp_path, FakeEngine()) as (site, _):
-        assert (await site.completed(prompt="The whale is white. " * 40))[0] == 200
+    engine = FakeEngine()
+    engine.tokenize_status = 404
+    async with pooled(tmp_path, engine) as (site, _):
         [worker] = site.service.fleet
         await until(lambda: "KV events do not contain" in worker.problems.get("tokenizer", ""))

@@ -22,7 +22,6 @@ from routed import RUNNING, Site, announced, routed, until
 
 from beluga.gateway import EngineSpec, Limits
 from beluga.gateway import health as problems_module
-from beluga.gateway.conversation import Conversation
 from beluga.gateway.engine import Engine, Health
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.health import Checker
@@ -92,90 +91,6 @@ async def test_an_endpoint_without_a_publisher_is_reported(tmp_path: Path) -> No
         async with routed(engines=(spec,), policy="linear") as site:
             site.engines = (engine,)
             await site.until_reported("events", "no process publishes KV events at ipc://")
-
-
-class Letters:
-    """The fake engine's tokenizer, whose tokens are bytes; ``more`` is in front of a text."""
-
-    problem = ""
-
-    def __init__(self, more: str = "") -> None:
-        self.more = more
-
-    def text(self, text: str, *, special_tokens: bool = True) -> list[int]:
-        return list((self.more + text).encode())
-
-    def chat(self, conversation: Conversation) -> list[int]:
-        return self.text("".join(str(m["content"]) for m in conversation.messages))
-
-
-@pytest.mark.parametrize(
-    ("more", "engines_template", "kind", "text"),
-    [
-        ("x", "", "tokenizer", "it computes other tokens for a text"),
-        ("", "<user>", "template", "it computes other tokens for a conversation"),
-    ],
-)
-async def test_an_engine_with_another_tokenizer_is_reported(  # noqa: PLR0917
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    more: str,
-    engines_template: str,
-    kind: str,
-    text: str,
-) -> None:
-    words = Letters(more)
-    monkeypatch.setattr("beluga.gateway.service.load_tokenizer", lambda *_, **__: words)
-    async with announced(tmp_path, tokenizer=tmp_path) as (site, _):
-        [engine] = site.engines
-        engine.template = engines_template
-        [worker] = site.service.fleet
-        worker.fail(
-            "it was started with another template"
-        )  # the worker may have been queried before
-        await site.until_reported(kind, text)
-        assert worker.problems.keys() == {kind}
-        words.more = engine.template = ""  # the engine returns with the expected block size
-        worker.fail("it was restarted")
-        await until(lambda: not worker.problems)
-
-
-@pytest.mark.parametrize("status", [404, 500])
-async def test_an_engine_without_a_tokenize_endpoint_is_not_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
-) -> None:
-    monkeypatch.setattr("beluga.gateway.service.load_tokenizer", lambda *_, **__: Letters("x"))
-    async with announced(tmp_path, tokenizer=tmp_path, tokenize_status=status) as (site, _):
-        [worker] = site.service.fleet
-        await until(lambda: worker.probed_after == worker.failures)
-        assert worker.token_problems == {}
-
-
-@pytest.mark.parametrize("answer", [b"", b"<html>", b"[" * 100_000])
-async def test_an_engine_that_fails_to_tokenize_is_checked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
-) -> None:
-    monkeypatch.setattr("beluga.gateway.service.load_tokenizer", lambda *_, **__: Letters("x"))
-    async with announced(tmp_path, tokenizer=tmp_path) as (site, _):
-        [engine] = site.engines
-        [worker] = site.service.fleet
-        engine.tokenized = answer
-        worker.fail("it is requested again")
-        scrapes = engine.scrapes
-        await until(lambda: engine.scrapes > scrapes + 2)
-        engine.faults.healthy = False
-        await until(lambda: worker.health is Health.DOWN)
-        engine.faults.healthy, engine.tokenized = True, None
-        await site.until_reported("tokenizer", "it computes other tokens for a text")
-
-
-async def test_text_prompts_without_a_tokenizer_are_reported(tmp_path: Path) -> None:
-    async with announced(tmp_path) as (site, _):
-        await site.completed(prompt=TOKENS)
-        [worker] = site.service.fleet
-        assert "tokenizer" not in worker.problems  # these are tokens of the engine
-        await site.completed(prompt="a whale " * 100)
-        await site.until_reported("tokenizer", "prompts are hashed by their text")
 
 
 SGLANG = (

@@ -56,7 +56,7 @@ class Template:
 
 def conversation(path: str, **fields: Any) -> Conversation:
     template = Template()
-    parsed = parse_request(path, json.dumps(fields).encode(), tokenizer=template)
+    parsed = parse_request(path, json.dumps(fields).encode(), tokenizer_of=lambda _: template)
     assert parsed.isl == 20
     [seen] = template.seen
     return seen
@@ -112,7 +112,7 @@ def test_special_tokens_are_those_of_the_engine() -> None:
 
     for more in ("", ', "add_special_tokens": true', ', "add_special_tokens": false'):
         body = f'{{"prompt": "a"{more}}}'.encode()
-        parse_request("/v1/completions", body, tokenizer=Words())
+        parse_request("/v1/completions", body, tokenizer_of=lambda _: Words())
     assert seen == [True, True, False]
 
 
@@ -121,7 +121,7 @@ def test_settings_of_a_template_do_not_reach_the_tokenizer_itself(name: str) -> 
     """Otherwise any client could run its own template in the router."""
     body = {"messages": QUESTION, "chat_template_kwargs": {name: "{{ 7 }}"}}
     template = Template()
-    parsed = parse_request(CHAT, json.dumps(body).encode(), tokenizer=template)
+    parsed = parse_request(CHAT, json.dumps(body).encode(), tokenizer_of=lambda _: template)
     assert not template.seen
     assert parsed.isl > 0
 
@@ -204,7 +204,7 @@ def test_prompts_that_only_an_engine_can_template_are_hashed_as_text(
 ) -> None:
     template = Template()
     body = json.dumps({**fields, "instructions": "Be brief."}).encode()
-    parsed = parse_request(path, body, tokenizer=template)
+    parsed = parse_request(path, body, tokenizer_of=lambda _: template)
     assert parsed.isl > 0
     assert not parsed.exact
     assert not template.seen
@@ -411,7 +411,7 @@ VALUES = st.recursive(
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
 def test_any_object_is_parsed(path: str, fields: dict[str, Any]) -> None:
     body, model = json.dumps(fields).encode(), fields.get("model")
-    parsed = parse_request(path, body, tokenizer=LetterTokenizer())
+    parsed = parse_request(path, body, tokenizer_of=lambda _: LetterTokenizer())
     assert (parsed.body, parsed.odd) == (body, not isinstance(model, str | None))
     assert parsed.model == (model or None if not parsed.odd else None)
     assert parsed.stream == (fields.get("stream") is True and not parsed.odd)
@@ -448,7 +448,10 @@ def test_a_tokenizer_is_used_where_it_applies() -> None:
         (b'{"messages": []}', []),  # less than four bytes
         (b"{}", []),
     ):
-        assert parse_request("/p", body, tokenizer=LetterTokenizer()).tokens.tolist() == tokens
+        assert (
+            parse_request("/p", body, tokenizer_of=lambda _: LetterTokenizer()).tokens.tolist()
+            == tokens
+        )
 
 
 @pytest.mark.parametrize("field", ["prompt", "input", "messages", "cache_salt", "stream"])
@@ -554,7 +557,7 @@ class Rude:
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_a_prompt_on_which_the_tokenizer_fails_is_hashed_as_text(path: str) -> None:
     fields = {"prompt": ["text"]} if path == "/v1/completions" else {"messages": QUESTION}
-    parsed = parse_request(path, json.dumps(fields).encode(), tokenizer=Rude())
+    parsed = parse_request(path, json.dumps(fields).encode(), tokenizer_of=lambda _: Rude())
     assert (parsed.exact, parsed.isl) == (False, 1 if "prompt" in fields else 3)
 
 
@@ -569,7 +572,7 @@ def test_a_prompt_longer_than_any_context_is_not_tokenized() -> None:
     for length, tokenized in ((1000, 1), (TOKENIZED_SIZE_MAX, 0)):
         tokenizer = Counting()
         body = json.dumps({"prompt": "a" * length}).encode()
-        parsed = parse_request("/v1/completions", body, tokenizer=tokenizer)
+        parsed = parse_request("/v1/completions", body, tokenizer_of=lambda _, own=tokenizer: own)
         assert (tokenizer.tokenized, parsed.exact) == (tokenized, bool(tokenized))
 
 

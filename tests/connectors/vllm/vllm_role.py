@@ -296,7 +296,9 @@ def hashed_tokens() -> list[list[int]]:
     given = json.load(sys.stdin)
     tokenizer = load_tokenizer(Path(given["tokenizer"]), trusted=True)
     return [
-        parse_request(path, json.dumps(body).encode(), tokenizer=tokenizer).tokens.tolist()
+        parse_request(
+            path, json.dumps(body).encode(), tokenizer_of=lambda _: tokenizer
+        ).tokens.tolist()
         for path, body in given["requests"]
     ]
 
