@@ -63,9 +63,11 @@ def detached(
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             others = "server and a standby" if stands_by else "server"
+            pids = [pid for each in _NAMES if (pid := _holder(directory / f"{each}.pid"))]
+            shown = ", ".join(f"process {pid}" for pid in pids) or "starting"
             raise ServerAliveError(
-                f"this host already runs a {others} of this pool in the background; give 'beluga "
-                "stop' first, or --standby for one standby"
+                f"this host already runs a {others} of this pool in the background ({shown}); give "
+                f"'{_stop_command(paths)}' first, or --standby for one standby"
             ) from None
         lock.truncate(0)  # may have the pid of a killed process, which may be reused
         begin = output.tell()
@@ -86,8 +88,12 @@ def detached(
     if json:
         print_json({"pid": child.pid, "status": status, "log": str(log)})
     else:
-        stop = " ".join(["beluga stop", *(f"--pool {shlex.quote(path)}" for path in paths or ())])
+        stop = _stop_command(paths)
         print_note(f"{status}, in the background as process {child.pid}; stop it with '{stop}'")
+
+
+def _stop_command(paths: list[str] | None) -> str:
+    return " ".join(["beluga stop", *(f"--pool {shlex.quote(path)}" for path in paths or ())])
 
 
 def _wait(child: subprocess.Popen[bytes], ready: socket.socket, log: Path, begin: int) -> str:
@@ -143,12 +149,25 @@ def _how_to_stop(trace: CallTrace | None) -> str:
     """
     if trace is None or not trace.alive:
         return "stop another one where it runs"
+    how = _stopping(trace.pid)
+    return f"process {trace.pid} serves; {how}, and stop its standby, which would take over"
+
+
+def _stopping(pid: int) -> str:
+    """Return the command that stops a server: kill, or that of its systemd unit."""
     groups = ""
     with suppress(OSError):
-        groups = Path(f"/proc/{trace.pid}/cgroup").read_text()
+        groups = Path(f"/proc/{pid}/cgroup").read_text()
     unit = re.search(r"/([\w@.-]+\.service)$", groups, re.MULTILINE)
-    how = f"systemd runs it: systemctl stop {unit[1]}" if unit else f"kill {trace.pid}"
-    return f"process {trace.pid} serves; {how}, and stop its standby, which would take over"
+    return f"systemctl stop {unit[1]}" if unit else f"kill {pid}"
+
+
+def serving_process(directory: Path) -> tuple[int, str] | None:
+    """Return the pid of the server that uses a pool's runtime directory, and the command that stops
+    it; None if no process of this host serves the pool.
+    """
+    trace = _trace(directory)
+    return (trace.pid, _stopping(trace.pid)) if trace is not None and trace.alive else None
 
 
 def _end(lock: Path, pid: int) -> None:

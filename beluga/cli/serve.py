@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from beluga.choices import ADMISSIONS, EVICTIONS, OFFLOADS, SILENT_S
 from beluga.cli import logs
-from beluga.cli.detach import detached
+from beluga.cli.detach import detached, serving_process
 from beluga.cli.frame import BadParameter, Option
 from beluga.cli.options import (
     AdminAddress,
@@ -581,8 +581,13 @@ def serve_until_stopped(
         if silent_s is None:
             server.start()
         else:
-            text = "standing by; stop with Ctrl-C"
-            announce(text, "standing by", json=json, pid=os.getpid())
+            pid, text = os.getpid(), "standing by"
+            serving = serving_process(server.pool.runtime_dir)
+            if serving is not None:
+                text += f" for process {serving[0]}, which serves ('{serving[1]}' ends it)"
+            text += "; stop with Ctrl-C"
+            server_pid = None if serving is None else serving[0]
+            announce(text, "standing by", json=json, pid=pid, server=server_pid)
             waits = partial(_report_waiting, server, manager, health)
             if not stand_by(server, stopping, silent_s=silent_s, waits=waits):
                 return

@@ -227,7 +227,8 @@ def refuse_mapped(device: Device) -> None:
                 and first < end
                 and begin < first + int(high, 16) - int(low, 16)
             ):
+                pid = maps.parent.name
                 raise DeviceBusyError(
-                    f"process {maps.parent.name} has {device} in its memory; stop the server and "
-                    "the clients of its pool"
+                    f"process {pid} has {device} in its memory; stop the server ('beluga stop') "
+                    f"and the clients of its pool, such as 'kill {pid}'"
                 )

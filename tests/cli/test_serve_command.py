@@ -157,7 +157,8 @@ def test_a_standby_is_alive_and_not_ready(
     standby = start("serve", *pool, "--standby", "--admin", "0")
     assert standby.stderr
     url = standby.stderr.readline().split()[2].rstrip(",")
-    assert standby.stderr.readline().startswith("standing by")
+    served = f"standing by for process {server.pid}, which serves ('kill {server.pid}' ends it);"
+    assert standby.stderr.readline().startswith(served)
     assert eventually(lambda: status_of(f"{url}healthz") == 200)
     assert status_of(f"{url}readyz") == 503
     server.kill()
@@ -221,7 +222,10 @@ def test_a_background_standby_takes_over_and_both_servers_can_be_stopped(
         assert second["status"].startswith("standing by")
         third = run("serve", *pool, "--standby", "--detach")
         assert (third.returncode, third.stderr.count("\n")) == (1, 1)
-        assert "give 'beluga stop' first" in third.stderr
+        of_both = f"(process {first['pid']}, process {second['pid']}); give 'beluga stop --pool "
+        assert of_both in third.stderr
+        beside = run("serve", *pool, "--detach").stderr
+        assert f"in the background (process {first['pid']}, process" in beside
         os.kill(first["pid"], signal.SIGKILL)
         log = Path(second["log"])
         assert eventually(lambda: "epoch 2" in log.read_text())
