@@ -60,6 +60,7 @@ static void bl_index_ended(void *context, uint32_t lane, enum bl_end end)
     if (end == BL_END_GONE && bl_lane_has_devices(index->server, lane))
         bl_index_flush(index, lane);
     bl_tasks_lane_gone(index->tasks, lane);
+    bl_tombstones_lane_gone(index, lane);
     bl_lower_lane_gone(index, lane);
     if (index->hints)
         bl_hints_lane_gone(index, lane);

@@ -218,10 +218,10 @@ static int bl_unclaimed(const bl_index *index, const bl_block *block)
 
 /* Write the tombstones of a key. Returns 0; or -BL_ERROR_REMOVALS_FULL or _TABLE_FULL, with nothing
  * written. */
-static int bl_remove_below(bl_index *index, const uint64_t key[2])
+static int bl_remove_below(bl_index *index, const uint64_t key[2], uint32_t lane)
 {
     uint32_t numbers[BL_TOMBSTONE_STORES];
-    int needed = bl_tombstones_needed(index, key);
+    int needed = bl_tombstones_needed(index, key, lane);
     for (int taken = 0; taken < needed; taken++) {
         int64_t number = bl_number_take(index);
         if (number < 0) {
@@ -233,18 +233,18 @@ static int bl_remove_below(bl_index *index, const uint64_t key[2])
     }
     if (needed < 0)
         return needed;
-    bl_tombstones_add(index, key, numbers);
+    bl_tombstones_add(index, key, lane, numbers);
     bl_lower_remove(index, key, bl_hash_find(index->hash, key));
     return 0;
 }
 
 /* Remove a key from the pool and, by tombstones, from the lower tiers. Returns 1; 0 if the pool
  * does not have it; or an error. */
-static int bl_remove_one(bl_index *index, const uint64_t key[2], uint32_t flags)
+static int bl_remove_one(bl_index *index, const uint64_t key[2], uint32_t flags, uint32_t lane)
 {
     int64_t number = bl_hash_find(index->hash, key);
     int task = number >= 0 && index->blocks[number].task != 0;
-    int status = task || flags & BL_REMOVE_UNCLAIMED ? 0 : bl_remove_below(index, key);
+    int status = task || flags & BL_REMOVE_UNCLAIMED ? 0 : bl_remove_below(index, key, lane);
     if (status < 0)
         return status;
     number = bl_hash_find(index->hash, key); /* a tombstone's number may have evicted it */
@@ -272,7 +272,7 @@ int bl_handle_remove(void *context, bl_call *call)
     for (; tried < head.count && removed >= 0; tried += removed >= 0) {
         uint64_t key[2];
         memcpy(key, keys + tried * sizeof key, sizeof key);
-        removed = bl_remove_one(index, key, head.flags);
+        removed = bl_remove_one(index, key, head.flags, call->lane);
         done += removed > 0;
         awaited |= bl_lower_awaited(index, key);
     }

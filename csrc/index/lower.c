@@ -49,7 +49,6 @@ enum {
     BL_NO_ENTRY = 0x7fffffff,
     BL_REQUESTED_MAX = 65536,   /* requested keys at a time (D12) */
     BL_ABSENT_MAX = 16384,      /* remembered misses */
-    BL_CHAINS_MAX = 4096,       /* calls with requested keys */
     BL_CHAIN_KEYS_MAX = 16384,  /* keys of one call */
     BL_CHAIN_TURN = 8,          /* keys taken from a chain before the next chain has its turn */
     BL_CHAIN_FIRST = 16,        /* cold keys of a chain in flight before the first arrives */
@@ -100,6 +99,12 @@ typedef struct bl_chain {
 
 enum { BL_CHAIN_NONE = BL_NO_NUMBER, BL_CHAIN_CANCELLED = BL_NO_NUMBER - 1 };
 
+/* What a session requests. One that has as many requests as are still free gets no more. */
+typedef struct bl_lane_requests {
+    uint32_t chain;             /* of its last call, or BL_CHAIN_NONE, _CANCELLED */
+    uint32_t count;             /* requested keys */
+} bl_lane_requests;
+
 struct bl_lower {
     bl_hash *hash;            /* key -> entry */
     bl_lower_entry *entries;
@@ -115,10 +120,11 @@ struct bl_lower {
     bl_work_list waiting;       /* blocks not offered yet */
     bl_work_list taken;         /* blocks that are being offered */
     bl_work_list lists[BL_LOWER_LISTS]; /* entries */
-    bl_chain chains[BL_CHAINS_MAX];
+    bl_chain chains[BL_REQUESTED_MAX]; /* each has a requested key */
     bl_work_list rings[BL_RING_NONE]; /* chains */
     bl_work_list free_chains;
-    uint32_t *lane_chain;       /* per lane: chain of its last call, or BL_CHAIN_NONE, _CANCELLED */
+    uint32_t fresh_chain;       /* chains from here on were never used */
+    bl_lane_requests *lanes;    /* per lane */
     uint32_t absent_count;
     bl_lower_stat stat;
     uint64_t work[BL_LOWER_KINDS]; /* 1: there is work; written by the server's thread */
@@ -290,14 +296,14 @@ static void bl_chain_place(bl_index *index, uint32_t number)
     bl_chains_wake(lower);
 }
 
-/* Returns BL_CHAIN_NONE if there are too many. */
 static uint32_t bl_chain_new(bl_index *index, uint32_t lane, uint32_t kind)
 {
     bl_lower *lower = index->lower;
     uint32_t number = lower->free_chains.first;
-    if (number == BL_NO_NUMBER)
-        return BL_CHAIN_NONE;
-    bl_work_unlink(index, &lower->free_chains, bl_lower_chain_link, number);
+    if (number != BL_NO_NUMBER)
+        bl_work_unlink(index, &lower->free_chains, bl_lower_chain_link, number);
+    else
+        number = lower->fresh_chain++;
     lower->chains[number] = (bl_chain){
         .window = BL_CHAIN_FIRST,
         .lane = lane,
@@ -320,11 +326,12 @@ static void bl_lower_cancel(bl_index *index, bl_lower_entry *entry)
     chain->taken -= entry->taken;
     entry->requested = BL_LOWER_OFFLOAD, entry->taken = entry->recalled = 0;
     lower->stat.wanted_count--;
+    lower->lanes[chain->lane].count--;
     bl_chain_place(index, entry->chain);
     if (chain->count > 0)
         return;
-    if (lower->lane_chain[chain->lane] == entry->chain)
-        lower->lane_chain[chain->lane] = BL_CHAIN_NONE;
+    if (lower->lanes[chain->lane].chain == entry->chain)
+        lower->lanes[chain->lane].chain = BL_CHAIN_NONE;
     bl_work_append(index, &lower->free_chains, bl_lower_chain_link, entry->chain);
 }
 
@@ -363,14 +370,14 @@ static void bl_chain_cancel(bl_index *index, uint32_t number)
     bl_lower *lower = index->lower;
     bl_chain *chain = &lower->chains[number];
     uint32_t lane = chain->lane;
-    int last = lower->lane_chain[lane] == number;
+    int last = lower->lanes[lane].chain == number;
     for (uint32_t left = chain->count - chain->taken; left > 0; left--) {
         bl_lower_entry *entry = &lower->entries[chain->entries.first];
         bl_lower_cancel(index, entry);
         bl_lower_park(index, entry);
     }
     if (last)
-        lower->lane_chain[lane] = BL_CHAIN_CANCELLED;
+        lower->lanes[lane].chain = BL_CHAIN_CANCELLED;
 }
 
 /* Add a key to a chain, unless it is requested already with the same or a higher priority. */
@@ -392,6 +399,7 @@ static void bl_chain_add(bl_index *index, bl_lower_entry *entry, uint32_t number
     bl_work_append(index, &chain->entries, bl_lower_entry_link, (uint32_t)(entry - lower->entries));
     chain->count++;
     lower->stat.wanted_count++;
+    lower->lanes[chain->lane].count++;
     if (chain->ring == BL_RING_NONE)
         bl_chain_place(index, number);
 }
@@ -456,10 +464,10 @@ void bl_lower_lane_gone(bl_index *index, uint32_t lane)
     bl_lower *lower = index->lower;
     if (lower == NULL)
         return;
-    for (uint32_t number = 0; number < BL_CHAINS_MAX; number++)
+    for (uint32_t number = 0; number < lower->fresh_chain; number++)
         if (lower->chains[number].count > 0 && lower->chains[number].lane == lane)
             bl_chain_cancel(index, number);
-    lower->lane_chain[lane] = BL_CHAIN_NONE;
+    lower->lanes[lane].chain = BL_CHAIN_NONE;
     if (lower->lane != lane)
         return;
     while (lower->taken.last != BL_NO_NUMBER) {
@@ -550,7 +558,7 @@ int bl_lower_unwanted(const bl_index *index, const uint64_t key[2], uint32_t fla
 static int bl_onboard_one(bl_index *index, const uint64_t key[2], uint32_t lane, uint32_t kind)
 {
     bl_lower *lower = index->lower;
-    uint32_t *chain = &lower->lane_chain[lane];
+    uint32_t *chain = &lower->lanes[lane].chain;
     bl_lower_entry *entry = bl_lower_entry_of(lower, key);
     int64_t number = bl_hash_find(index->hash, key);
     if (number >= 0) /* a block that a client is writing does not come from a tier */
@@ -559,11 +567,12 @@ static int bl_onboard_one(bl_index *index, const uint64_t key[2], uint32_t lane,
     if (entry != NULL && entry->requested != BL_LOWER_OFFLOAD && !entry->recalled &&
         (entry->requested == kind || entry->taken || kind == BL_LOWER_PREFETCH))
         return 1;
-    if (lower->stat.wanted_count >= BL_REQUESTED_MAX || bl_lower_reach(index, entry, key) == 0)
+    if (lower->lanes[lane].count >= BL_REQUESTED_MAX - lower->stat.wanted_count ||
+        bl_lower_reach(index, entry, key) == 0)
         return 0;
     if (*chain == BL_CHAIN_NONE)
         *chain = bl_chain_new(index, lane, kind);
-    if (*chain == BL_CHAIN_NONE || lower->chains[*chain].count >= BL_CHAIN_KEYS_MAX)
+    if (lower->chains[*chain].count >= BL_CHAIN_KEYS_MAX)
         return 0;
     if (entry == NULL)
         entry = bl_lower_entry_new(index, key);
@@ -589,8 +598,8 @@ int bl_handle_onboard(void *context, bl_call *call)
         return -BL_ERROR_BAD_REQUEST;
     int brings = index->lower != NULL && !index->server->stat.draining;
     if (brings && !(head.flags & BL_ONBOARD_MORE))
-        index->lower->lane_chain[call->lane] = BL_CHAIN_NONE;
-    brings = brings && index->lower->lane_chain[call->lane] != BL_CHAIN_CANCELLED;
+        index->lower->lanes[call->lane].chain = BL_CHAIN_NONE;
+    brings = brings && index->lower->lanes[call->lane].chain != BL_CHAIN_CANCELLED;
     for (; brings && count < head.count; count++) {
         uint64_t key[2];
         memcpy(key, keys + count * sizeof key, sizeof key);
@@ -879,14 +888,14 @@ int bl_lower_attach(bl_index *index, uint32_t count_max, int waits, uint8_t unkn
         bl_work_clear(&lower->rings[ring]);
     bl_work_clear(&lower->free_chains);
     uint32_t lane_count = index->pool->geometry.lane_count;
-    lower->lane_chain = malloc(lane_count * sizeof *lower->lane_chain);
-    for (uint32_t lane = 0; lower->lane_chain && lane < lane_count; lane++)
-        lower->lane_chain[lane] = BL_CHAIN_NONE;
+    lower->lanes = calloc(lane_count, sizeof *lower->lanes);
+    for (uint32_t lane = 0; lower->lanes && lane < lane_count; lane++)
+        lower->lanes[lane].chain = BL_CHAIN_NONE;
     lower->entries = bl_lazy_map(lower->entry_max * sizeof *lower->entries);
-    if (lower->lane_chain == NULL || lower->entries == NULL ||
+    if (lower->lanes == NULL || lower->entries == NULL ||
         bl_hash_create(&lower->hash, lower->entry_max) < 0) {
         bl_lazy_unmap(lower->entries, lower->entry_max * sizeof *lower->entries);
-        free(lower->lane_chain);
+        free(lower->lanes);
         free(lower);
         return -ENOMEM;
     }
@@ -896,8 +905,6 @@ int bl_lower_attach(bl_index *index, uint32_t count_max, int waits, uint8_t unkn
     pthread_cond_init(&lower->worked, &clock);
     pthread_condattr_destroy(&clock);
     index->lower = lower;
-    for (uint32_t number = 0; number < BL_CHAINS_MAX; number++)
-        bl_work_append(index, &lower->free_chains, bl_lower_chain_link, number);
     index->lower_waits = waits != 0;
     return 0;
 }
@@ -940,7 +947,7 @@ void bl_lower_destroy(bl_index *index)
         return;
     bl_hash_destroy(lower->hash);
     bl_lazy_unmap(lower->entries, lower->entry_max * sizeof *lower->entries);
-    free(lower->lane_chain);
+    free(lower->lanes);
     pthread_cond_destroy(&lower->worked);
     pthread_mutex_destroy(&lower->lock);
     free(lower);

@@ -14,6 +14,10 @@
  * does not have is parked, for a successor that has the tier. Tombstones use at most half of the
  * table; beyond that, removals are refused. No tombstone is ever dropped, unless an operator
  * abandons its tier.
+ *
+ * A session that has as many tombstones as are still free gets no more, so none takes the room of
+ * all others. Which keys a store has is not known, so the share is the same for all keys. It counts
+ * the removals of living sessions: others have ended, or had another server.
  */
 #include "index/tombstones.h"
 
@@ -28,10 +32,16 @@
 
 enum { BL_TOMBSTONES_PART = 2 }; /* at most one tombstone per this many lines of the block table */
 
+typedef struct bl_tombstone_share {
+    uint32_t session;           /* how many sessions of this lane have ended */
+    uint32_t count;             /* tombstones of its session */
+} bl_tombstone_share;
+
 struct bl_tombstones {
     bl_hash *hash;            /* key -> number of its first tombstone */
     uint32_t count_max;
     uint32_t count[BL_TOMBSTONE_STATES];
+    bl_tombstone_share *shares; /* by lane plus 1; the first is of sessions of former servers */
     uint64_t id[BL_TOMBSTONE_STORES]; /* ids of the tiers; 0: there is no such tier */
     uint32_t line[BL_TOMBSTONE_STORES]; /* numbers of the tiers' lines, or BL_NO_NUMBER */
     uint64_t given_up[BL_TOMBSTONE_STORES]; /* ids */
@@ -41,8 +51,9 @@ struct bl_tombstones {
 
 /* A tombstone uses these fields of a bl_block: key and generation; fingerprint: the id of its tier;
  * lane: the number of its tier; offload: its state; the link BL_LIST_LOWER: in the list of its tier
- * and state; next of BL_LIST_LANE: the next tombstone of the key. The line of a tier has a
- * generation and a fingerprint. */
+ * and state; next of BL_LIST_LANE: the next tombstone of the key; chunk_size: index in
+ * shares; length: bl_tombstone_share.session. The line of a tier has a generation and a
+ * fingerprint. */
 
 int bl_tombstones_create(bl_index *index)
 {
@@ -57,7 +68,9 @@ int bl_tombstones_create(bl_index *index)
             bl_work_clear(&tombstones->lists[state][tier]);
     for (uint32_t tier = 0; tier < BL_TOMBSTONE_STORES; tier++)
         tombstones->line[tier] = BL_NO_NUMBER;
-    return bl_hash_create(&tombstones->hash, tombstones->count_max);
+    tombstones->shares = calloc(index->pool->geometry.lane_count + 1, sizeof *tombstones->shares);
+    return tombstones->shares == NULL ? -ENOMEM
+                                      : bl_hash_create(&tombstones->hash, tombstones->count_max);
 }
 
 void bl_tombstones_destroy(bl_index *index)
@@ -65,7 +78,14 @@ void bl_tombstones_destroy(bl_index *index)
     if (index->tombstones == NULL)
         return;
     bl_hash_destroy(index->tombstones->hash);
+    free(index->tombstones->shares);
     free(index->tombstones);
+}
+
+void bl_tombstones_lane_gone(bl_index *index, uint32_t lane)
+{
+    bl_tombstone_share *share = &index->tombstones->shares[1 + lane];
+    *share = (bl_tombstone_share){.session = share->session + 1};
 }
 
 void bl_tombstones_attach(bl_index *index, const uint64_t id[BL_TOMBSTONE_TIERS])
@@ -235,6 +255,8 @@ static void bl_tombstone_end(bl_index *index, uint32_t number)
     bl_block *tombstone = &index->blocks[number];
     bl_tombstone_leave(index, number);
     bl_tombstone_unlink(index, number);
+    bl_tombstone_share *share = &index->tombstones->shares[tombstone->chunk_size];
+    share->count -= share->session == tombstone->length; /* else that session has ended */
     bl_crash_point("tombstone.done");
     *tombstone = (bl_block){.generation = tombstone->generation};
     bl_entry_clear(index, number);
@@ -242,19 +264,22 @@ static void bl_tombstone_end(bl_index *index, uint32_t number)
     bl_crash_point("tombstone.cleared");
 }
 
-int bl_tombstones_needed(const bl_index *index, const uint64_t key[2])
+int bl_tombstones_needed(const bl_index *index, const uint64_t key[2], uint32_t lane)
 {
+    uint32_t used = bl_tombstones_count(index) + index->tombstones->shares[1 + lane].count;
     int needed = 0;
     for (uint32_t tier = 1; tier < BL_TOMBSTONE_STORES; tier++)
         needed += index->tombstones->id[tier] != 0 &&
                   bl_tombstone_of(index, key, tier) == BL_NO_NUMBER;
-    return bl_tombstones_count(index) + (uint32_t)needed <= index->tombstones->count_max
+    return needed == 0 || used + (uint32_t)needed <= index->tombstones->count_max
                ? needed
                : -BL_ERROR_REMOVALS_FULL;
 }
 
-void bl_tombstones_add(bl_index *index, const uint64_t key[2], const uint32_t *numbers)
+void bl_tombstones_add(bl_index *index, const uint64_t key[2], uint32_t lane,
+                       const uint32_t *numbers)
 {
+    bl_tombstone_share *share = &index->tombstones->shares[1 + lane];
     for (uint32_t tier = 1; tier < BL_TOMBSTONE_STORES; tier++) {
         if (index->tombstones->id[tier] == 0)
             continue;
@@ -273,7 +298,10 @@ void bl_tombstones_add(bl_index *index, const uint64_t key[2], const uint32_t *n
             .fingerprint = index->tombstones->id[tier],
             .state = BL_NUMBER_REMOVED,
             .lane = tier,
+            .chunk_size = 1 + lane,
+            .length = share->session,
         };
+        share->count++;
         bl_tombstone_link(index, number);
         bl_tombstone_enter(index, number, bl_tombstone_begins(tier));
         bl_tombstone_write(index, number);
@@ -290,6 +318,7 @@ int bl_tombstones_recover(bl_index *index, uint32_t number)
         bl_tombstones_count(index) >= tombstones->count_max || bl_tombstone_link(index, number) < 0)
         return 0;
     tombstone->state = BL_NUMBER_REMOVED;
+    tombstones->shares[0].count++;
     bl_tombstone_enter(index, number, bl_tombstone_begins(tier));
     return 1;
 }

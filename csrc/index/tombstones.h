@@ -43,12 +43,17 @@ uint32_t bl_tombstones_unmarked(const bl_index *index);
 /* Write a tier's line. Returns 0, or -BL_ERROR_REMOVALS_FULL if there are too many tiers. */
 int bl_tombstones_mark(bl_index *index, uint32_t tier, uint32_t number);
 
-/* Return how many unused numbers the tombstones of a key need, or -BL_ERROR_REMOVALS_FULL. */
-int bl_tombstones_needed(const bl_index *index, const uint64_t key[2]);
+/* Return how many unused numbers the tombstones of a key need, or -BL_ERROR_REMOVALS_FULL. lane is
+ * the caller's, whose share is bounded. */
+int bl_tombstones_needed(const bl_index *index, const uint64_t key[2], uint32_t lane);
 
 /* Write a key's tombstones: one for each tier that may have blocks of the pool, whether this server
  * has the tier or not. Existing ones are renewed. numbers has bl_tombstones_needed() elements. */
-void bl_tombstones_add(bl_index *index, const uint64_t key[2], const uint32_t *numbers);
+void bl_tombstones_add(bl_index *index, const uint64_t key[2], uint32_t lane,
+                       const uint32_t *numbers);
+
+/* A session has ended: its tombstones count for no session. */
+void bl_tombstones_lane_gone(bl_index *index, uint32_t lane);
 
 /* Recover a predecessor's tombstone, which was copied into the block of this number. Returns 0 if
  * there are too many. */

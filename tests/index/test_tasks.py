@@ -444,16 +444,23 @@ def test_nothing_is_onboarded_while_the_pool_is_drained(below: Below) -> None:
     assert eventually(lambda: below.index.onboard(keys(1)) == 1)
 
 
-@pytest.mark.parametrize(("size", "limit"), [(1, 4096), (16384, 65536)])  # of calls, of keys
-def test_requests_are_bounded(below: Below, size: int, limit: int) -> None:
-    """Calls with one key each use up the chains, and those with many keys the requests."""
-    total = 0
-    for start in range(1000, 1 << 20, size):
-        count = below.index.onboard(keys(*range(start, start + size)))
-        total += count
-        if count < size:
-            break
-    assert total == limit
+@pytest.mark.parametrize("size", [4, 16384], ids=["many calls", "large calls"])
+def test_no_session_takes_all_requests(below: Below, size: int) -> None:
+    starts = iter(range(1000, 1 << 20, size))
+
+    def fill(index: IndexClient) -> int:
+        """Request keys until a call is cut short. Returns how many keys were requested."""
+        total = 0
+        while (count := index.onboard(keys(*range(start := next(starts), start + size)))) == size:
+            total += count
+        return total + count
+
+    assert fill(below.index) == 32768
+    with Client(below.pool) as second, Client(below.pool) as third:
+        assert fill(IndexClient(second)) == 16384
+        assert fill(IndexClient(third)) == 8192
+    assert eventually(lambda: below.server.lower_stat().wanted_count == 32768)
+    assert fill(below.index) == 0
 
 
 def test_a_tier_with_a_pending_removal_of_a_key_is_not_read(below: Below) -> None:

@@ -471,11 +471,7 @@ BOUNDS = {
     ),
     "requested blocks of lower tiers": (
         "index/test_tasks.py",
-        "test_requests_are_bounded",
-    ),
-    "calls with requested blocks": (
-        "index/test_tasks.py",
-        "test_requests_are_bounded",
+        "test_no_session_takes_all_requests",
     ),
     "removals that tiers have not executed": (
         "tiers/test_removals.py",

@@ -238,21 +238,36 @@ def test_removals_beyond_the_bound_are_rejected_and_none_is_lost(make: Make) -> 
     store = scene.stored("block")
     store.refused = {"delete"}
     scene.remove("block")
-    limit = scene.server.lower_stat().removal_max
-    with KVCache(scene.pool, namespace="test", timeout_s=0.2) as hasty:
-        with pytest.raises(RemovalsFullError, match="beluga stat"):
-            hasty.remove([digest(("none", number)) for number in range(limit + 10)])
-        with pytest.raises(RemovalsFullError):
-            hasty.remove([digest("last")])
-    assert scene.pending() == limit
+    limit, pending = scene.server.lower_stat().removal_max, 1
+
+    def fill(session: str) -> None:
+        """Remove keys that are stored nowhere: half of the room is for other sessions."""
+        nonlocal pending
+        pending += (limit - pending + 1) // 2
+        with KVCache(scene.pool, namespace="test", timeout_s=0.2) as hasty:
+            with pytest.raises(RemovalsFullError, match="beluga stat"):
+                hasty.remove([digest((session, number)) for number in range(limit)])
+            with pytest.raises(RemovalsFullError):
+                hasty.remove([digest("newest")])
+            hasty.remove([digest((session, 0)), digest("block")])  # have tombstones
+        assert scene.pending() == pending
+
+    for session in ("first", "second", "third"):
+        fill(session)
     assert scene.has("last", 0)  # blocks that were not removed are hits
+    assert scene.remove("last") == 1
     assert scene.get("block") is None
+    pending += 1
     scene.restart()
-    assert scene.pending() == limit
-    assert scene.get("block") is None
+    assert scene.pending() == pending
+    assert scene.get("last") is None
+    fill("fourth")
+    scene.put_surely("newest", 0)
+    assert scene.remove("newest") == 1
     store.heal()
     scene.settle()
-    assert scene.remove("last") == 1
+    with KVCache(scene.pool, namespace="test", timeout_s=0.2) as fair:  # in the lane of "first"
+        assert fair.remove([digest(("first", number)) for number in range(limit // 4)]) == 0
 
 
 def test_many_removals_wait_for_room_while_the_tiers_execute_them(make: Make) -> None:

@@ -24,7 +24,7 @@
 #include "sim/native/scenarios/scenarios.h"
 
 enum {
-    BL_BELOW_KEYS = 3,           /* their tombstones for two tiers fill half of the table */
+    BL_BELOW_KEYS = 3,           /* their tombstones for two tiers use a quarter of the table */
     BL_BELOW_ROUNDS = 12,
     BL_BELOW_VERSIONS = 1024,
     BL_BELOW_LOOKS = 3,         /* retries for a key that a tier may have */

@@ -97,6 +97,7 @@ const char *bl_sim_scenario_name(uint32_t index)
 
 static int bl_sim_geometry(const bl_sim_scenario *scenario, uint32_t apart, bl_geometry *out)
 {
+    int removes = scenario->play == bl_path_removal || scenario->play == bl_path_below;
     const bl_pool_config config = {
         .device_size = 9 * BL_STRIPE_SIZE,
         .device_count = 2 + apart,
@@ -104,7 +105,7 @@ static int bl_sim_geometry(const bl_sim_scenario *scenario, uint32_t apart, bl_g
         .lane_count = scenario->lane_count ? scenario->lane_count : BL_SIM_LANE_COUNT,
         .slot_count = 4,
         .bulk_size = BL_PAGE_SIZE,
-        .block_count_max = 12,
+        .block_count_max = removes ? 22 : 12, /* each client may remove all keys at a time */
     };
     return bl_geometry_make(&config, out);
 }
