@@ -5,10 +5,14 @@
 from __future__ import annotations
 
 import operator
+import os
 from numbers import Real
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from beluga.errors import BadTypeError, BadValueError
+
+StrPath: TypeAlias = "str | os.PathLike[str]"
 
 _SECONDS_MAX = 1e9  # 31 years; C cannot represent much longer times
 
@@ -30,6 +34,14 @@ def of_type(name: str, value: object, *kinds: type) -> None:
     if not isinstance(value, kinds):
         names = " or ".join(kind.__name__ for kind in kinds)
         raise BadTypeError(f"{name} is {short(value)}; give a {names}")
+
+
+def path_of(name: str, value: StrPath) -> Path:
+    """Return a path, also of a text. Raises BadTypeError."""
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise BadTypeError(f"{name} is {short(value)}; give a path, as text or a Path")
+    return value if isinstance(value, Path) else Path(text)
 
 
 def count_of(name: str, value: Any) -> int:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from beluga.admin.routes import AdminResponse
+from beluga.arguments import StrPath, path_of
 from beluga.errors import AdminError, NoServerError
 
 _T = TypeVar("_T")
@@ -152,7 +153,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 def request(  # noqa: PLR0913  all but the first two named
-    directory: Path,
+    directory: StrPath,
     path: str,
     *,
     method: str = "GET",
@@ -165,6 +166,7 @@ def request(  # noqa: PLR0913  all but the first two named
     Raises NoServerError if no server of the pool runs on this host, and AdminError with the text of
     an error response.
     """
+    directory = path_of("directory", directory)
     connection = _Connection(directory, name, timeout_s)
     try:
         connection.request(method, path, body)
@@ -189,7 +191,7 @@ def request(  # noqa: PLR0913  all but the first two named
     return response
 
 
-def request_json(directory: Path, path: str, kind: type[_T], value: object = None) -> _T:
+def request_json(directory: StrPath, path: str, kind: type[_T], value: object = None) -> _T:
     """Return the JSON value of an answer, which is of this type. With ``value`` the request is a
     POST with it as the body.
 
@@ -205,7 +207,7 @@ def request_json(directory: Path, path: str, kind: type[_T], value: object = Non
     return answer
 
 
-def request_any(directory: Path, path: str) -> AdminResponse:
+def request_any(directory: StrPath, path: str) -> AdminResponse:
     """Send a request to the pool's server on this host, or else to a standby here.
 
     Raises as :func:`request`.
@@ -218,8 +220,9 @@ def request_any(directory: Path, path: str) -> AdminResponse:
         raise
 
 
-def standing_by(directory: Path) -> list[str]:
+def standing_by(directory: StrPath) -> list[str]:
     """Return the names of the sockets of responding standby servers on this host."""
+    directory = path_of("directory", directory)
     names = []
     for name in other_names(directory):
         try:

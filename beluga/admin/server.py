@@ -21,7 +21,6 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote
 
@@ -34,6 +33,7 @@ from beluga.admin.routes import (
     AdminResponse,
     json_response,
 )
+from beluga.arguments import StrPath, path_of
 from beluga.conventions import ADMIN_PORT
 from beluga.errors import AdminError, BelugaError
 from beluga.listening import KnownHosts, Token, is_loopback
@@ -109,11 +109,12 @@ class Admin:
         self,
         routes: Routes,
         *,
-        directory: Path | None = None,
+        directory: StrPath | None = None,
         address: tuple[str, int] | None = None,
         token: Token | None = None,
         context: ssl.SSLContext | None = None,
     ) -> None:
+        directory = None if directory is None else path_of("directory", directory)
         self._context = context
         self._routes = {("GET", "/endpoint"): lambda _: json_response({"url": self.url})} | dict(
             routes

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from beluga.arguments import StrPath, path_of
 from beluga.conventions import GATEWAY_ADMIN_PORT, GATEWAY_PORT
 from beluga.errors import RouterError, SettingsError
 from beluga.listening import Token, read_tls, read_token, shown_url
@@ -104,12 +105,13 @@ class Callers:
         cls,
         hosts: Iterable[str] | None,
         origins: Iterable[str] | None,
-        token: Path | None,
+        token: StrPath | None,
         tls: str,
     ) -> Callers:
         """Read the options of a command line: ``token`` is a file, and ``tls`` is
         ``CERTIFICATE,KEY``. Raises SettingsError.
         """
+        token = None if token is None else path_of("token", token)
         for origin in origins or ():
             if not _ORIGIN.fullmatch(origin):
                 raise SettingsError(
@@ -164,6 +166,12 @@ class Settings:
     goals: Goals = dataclasses.field(default_factory=Goals)
     prefill: Prefill = Prefill()
     callers: Callers = Callers()
+
+    def __post_init__(self) -> None:
+        """Accept paths as text. Raises BadTypeError."""
+        for name in ("workers_file", "tokenizer", "chat_template"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, path_of(name, value))
 
     @property
     def costs(self) -> costs_module.ModelCosts:

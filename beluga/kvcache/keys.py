@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from beluga._ffi import core, ffi, lib
-from beluga.arguments import of_type, short
+from beluga.arguments import StrPath, of_type, path_of, short
 from beluga.errors import BadTypeError, BadValueError, raise_for_status
 from beluga.index import TENANT, Field, digest_of, fingerprint_of
 
@@ -206,8 +206,9 @@ def leave_namespace(directory: Path, namespace: Namespace) -> None:
         return
 
 
-def known_namespaces(directory: Path) -> list[KnownNamespace]:
+def known_namespaces(directory: StrPath) -> list[KnownNamespace]:
     """Return the namespaces that were opened on this host. Unreadable files are skipped."""
+    directory = path_of("directory", directory)
     found = []
     for file in sorted(directory.glob(f"{_FOLDER}/*.json")):
         try:
@@ -219,8 +220,9 @@ def known_namespaces(directory: Path) -> list[KnownNamespace]:
     return found
 
 
-def namespaces_changed_ns(directory: Path) -> int:
+def namespaces_changed_ns(directory: StrPath) -> int:
     """Return when :func:`known_namespaces` last changed; 0 if there are none."""
+    directory = path_of("directory", directory)
     try:
         return (directory / _FOLDER).stat().st_mtime_ns
     except OSError:

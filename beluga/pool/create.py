@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from beluga._ffi import ffi, lib
+from beluga.arguments import StrPath, path_of
 from beluga.errors import (
     DeviceForeignError,
     DeviceMismatchError,
@@ -57,7 +58,7 @@ class Limit:
     size: int
 
 
-def room(directory: Path, *, root: Path = Path("/")) -> Limit:
+def room(directory: StrPath, *, root: StrPath = Path("/")) -> Limit:
     """Return the smallest limit for new files in ``directory``, less a tenth.
 
     ``root`` is where proc and sys are found.
@@ -77,8 +78,10 @@ def require_room(size: int, directory: Path, *, root: Path = Path("/")) -> None:
         )
 
 
-def limits(directory: Path, *, root: Path = Path("/")) -> list[Limit]:
+def limits(directory: StrPath, *, root: StrPath = Path("/")) -> list[Limit]:
     """Return everything that limits files in ``directory``."""
+    directory = path_of("directory", directory)
+    root = path_of("root", root)
     kind = filesystem(directory, root=root)
     if kind == "hugetlbfs":  # The pages were reserved at boot, so only their number matters.
         return [_huge_pages(directory, root)]
@@ -91,8 +94,10 @@ def limits(directory: Path, *, root: Path = Path("/")) -> list[Limit]:
     return candidates
 
 
-def filesystem(directory: Path, *, root: Path = Path("/")) -> str:
+def filesystem(directory: StrPath, *, root: StrPath = Path("/")) -> str:
     """Return the type of the filesystem that holds ``directory``, or "unknown"."""
+    directory = path_of("directory", directory)
+    root = path_of("root", root)
     number = directory.stat().st_dev
     device_number = f"{os.major(number)}:{os.minor(number)}"
     kind = "unknown"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from beluga._ffi import lib
-from beluga.arguments import short
+from beluga.arguments import StrPath, path_of, short
 from beluga.errors import (
     BadTypeError,
     DeviceBusyError,
@@ -69,6 +69,10 @@ class DeviceSpec:
     size: int | None = None
     link: str | None = None  # the adapter that connects it
     node: int | None = None  # the NUMA node near that adapter
+
+    def __post_init__(self) -> None:
+        """Accept a path as text. Raises BadTypeError."""
+        object.__setattr__(self, "path", path_of("path", self.path))
 
     @property
     def real_path(self) -> Path:
@@ -166,11 +170,12 @@ class Device:
         return str(self.spec)
 
 
-def examine(spec: DeviceSpec, *, creating: bool = False, sysfs: Path = SYSFS) -> Device:
+def examine(spec: DeviceSpec, *, creating: bool = False, sysfs: StrPath = SYSFS) -> Device:
     """Examine the device of ``spec``; with ``creating``, a file need not exist yet.
 
     Raises DeviceMissingError, DevicePermissionError, DeviceBusyError, DeviceSpecError.
     """
+    sysfs = path_of("sysfs", sysfs)
     path = spec.path
     try:
         status = path.stat()
@@ -305,8 +310,9 @@ def read_dax_node(path: Path, number: int, sysfs: Path) -> DaxNode:
     return DaxNode(size // STRIPE_SIZE * STRIPE_SIZE, int(node) if node and valid else None)
 
 
-def dax_nodes(sysfs: Path) -> dict[str, DaxNode | PoolError]:
+def dax_nodes(sysfs: StrPath) -> dict[str, DaxNode | PoolError]:
     """Return every devdax node of this kernel by name; an error explains why it is unsuitable."""
+    sysfs = path_of("sysfs", sysfs)
     nodes: dict[str, DaxNode | PoolError] = {}
     for entry in sorted((sysfs / "bus/dax/devices").glob("*")):
         path = Path("/dev", entry.name)

@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from beluga import config
+from beluga.arguments import StrPath, path_of
 from beluga.errors import (
     BootIdError,
     DeviceBusyError,
@@ -93,13 +94,14 @@ def mapped_and_removed(inode: int, name: str) -> bool:
         return False
 
 
-def refuse_in_use(path: Path) -> None:
+def refuse_in_use(path: StrPath) -> None:
     """Raise DeviceBusyError if a process of this host serves the pool or has a session with it, and
     DevicePermissionError if this user cannot determine that.
 
     ``path`` is the pool's runtime directory. Each such process holds a liveness lock on a file
     there (``csrc/liveness/lock.h``). Processes of other hosts cannot be seen.
     """
+    path = path_of("path", path)
     for lock in _locks(path):
         try:
             with lock.open("r+b") as file:

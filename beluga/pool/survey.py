@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from beluga._ffi import ffi, lib
+from beluga.arguments import StrPath, path_of
 from beluga.errors import PoolError
 from beluga.pool.device import Device, DeviceSpec, SpecLike, examine, open_device, refuse_twice
 from beluga.pool.layout import MAGIC, Superblock, fault, read_first
@@ -34,11 +35,12 @@ class PoolFile:
     device_count: int = 1  # of its pool, if its superblock is valid
 
 
-def find_pools(folder: Path) -> tuple[list[list[PoolFile]], list[Path]]:
+def find_pools(folder: StrPath) -> tuple[list[list[PoolFile]], list[Path]]:
     """Return the pools whose files lie in ``folder`` or in a folder of it, and unreadable paths.
 
     The files of one pool are in one list.
     """
+    folder = path_of("folder", folder)
     pools: dict[str, list[PoolFile]] = {}
     closed: list[Path] = []
     for path in _files(folder, closed):
@@ -160,8 +162,9 @@ _OWNER = "beluga-owner.lock"
 
 
 @contextlib.contextmanager
-def scratch_folder(name: str, parent: Path) -> Iterator[Path]:
+def scratch_folder(name: str, parent: StrPath) -> Iterator[Path]:
     """Make a folder ``beluga-NAME-PID-...``, and remove it at the end. Raises OSError."""
+    parent = path_of("parent", parent)
     import tempfile  # slow to import
 
     _sweep(parent)

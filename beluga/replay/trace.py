@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from pathlib import Path
 
 import msgspec
 
+from beluga.arguments import StrPath, path_of
 from beluga.errors import TraceError
 
 # a line with a million hash ids; a file that is not a trace may have no line ends
@@ -38,10 +38,11 @@ class TraceRequest(msgspec.Struct, frozen=True):
     hash_ids: list[int]
 
 
-def read_trace(path: Path) -> list[TraceRequest]:
+def read_trace(path: StrPath) -> list[TraceRequest]:
     """Read the requests of a file in its order. Raises TraceError with the number of the wrong
     line.
     """
+    path = path_of("path", path)
     decoder = msgspec.json.Decoder(TraceRequest)
     requests: list[TraceRequest] = []
     try:
@@ -60,8 +61,9 @@ def read_trace(path: Path) -> list[TraceRequest]:
     return requests
 
 
-def write_trace(requests: Sequence[TraceRequest], path: Path) -> None:
+def write_trace(requests: Sequence[TraceRequest], path: StrPath) -> None:
     """Write a file that :func:`read_trace` can read."""
+    path = path_of("path", path)
     encode = msgspec.json.Encoder().encode
     path.write_bytes(b"".join(encode(request) + b"\n" for request in requests))
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from beluga._ffi import core, ffi, lib, record_dtype
+from beluga.arguments import StrPath, path_of
 from beluga.errors import BadValueError, NoTraceError, status_name
 from beluga.rpc.server import method_name, takeover_cause
 
@@ -147,12 +147,13 @@ class CallTrace:
         )
 
 
-def read_trace(directory: Path, *, before: bool = False) -> CallTrace:
+def read_trace(directory: StrPath, *, before: bool = False) -> CallTrace:
     """Read the trace of the last server of a pool, or of the one before, from its runtime
     directory.
 
     Raises :class:`~beluga.errors.NoTraceError` if the file does not exist or is not a trace.
     """
+    directory = path_of("directory", directory)
     path = directory / (TRACE_BEFORE if before else TRACE)
     try:
         with path.open("rb") as file:

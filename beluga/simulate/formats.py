@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from beluga.arguments import StrPath, path_of
 from beluga.errors import TraceError
 from beluga.replay import DEFAULT_BLOCK_TOKENS, TraceRequest, default_requests, read_trace
 from beluga.simulate.items import Item, csv_rows, head_keys, json_items, whole_json
@@ -490,7 +491,7 @@ FORMATS_OF_TEXT = frozenset(name for name, form in _FORMATS.items() if form.of_t
 
 
 def load_trace(
-    path: Path | None,
+    path: StrPath | None,
     form: str | None = None,
     *,
     rate: float = 1.0,
@@ -504,6 +505,7 @@ def load_trace(
 
     Raises TraceError, with the line and the field if possible.
     """
+    path = None if path is None else path_of("path", path)
     reading, prompts = _read(path, form, rate, time_unit, block_tokens)
     try:
         return make_trace(reading.path.name, reading.block_tokens, prompts, rate, reading)
@@ -512,7 +514,7 @@ def load_trace(
 
 
 def trace_requests(
-    path: Path | None,
+    path: StrPath | None,
     form: str | None = None,
     *,
     rate: float = 1.0,
@@ -526,6 +528,7 @@ def trace_requests(
     A format without blocks, or without a number for a prompt's last and partial block, gets
     numbers that no other request has. The arguments are those of :func:`load_trace`.
     """
+    path = None if path is None else path_of("path", path)
     piped = path is not None and path.exists() and not (path.is_file() or path.is_dir())
     if path is not None and piped and form in (None, "mooncake"):
         return read_trace(path), None  # a pipe is read only once

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from beluga.arguments import StrPath, path_of
 from beluga.errors import TierError
 from beluga.text import decode_text
 from beluga.transfer import DTYPE_SIZES
@@ -175,11 +176,12 @@ class KvShape:
         return "; ".join(limits)
 
 
-def read_model(path: Path, dtype: str | None = None) -> KvShape:
+def read_model(path: StrPath, dtype: str | None = None) -> KvShape:
     """Read a model's config.json, given the file or its folder.
 
     ``dtype`` overrides the type of the KV cache. Raises TierError.
     """
+    path = path_of("path", path)
     file = path / "config.json" if path.is_dir() else path
     try:
         with file.open("rb") as opened:

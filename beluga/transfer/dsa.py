@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from beluga._ffi import core, ffi, lib
+from beluga.arguments import StrPath, path_of
 from beluga.errors import (
     BelugaError,
     ChecksumError,
@@ -87,8 +88,9 @@ class WorkQueue:
         return None
 
 
-def work_queues(root: Path = SYSFS) -> list[WorkQueue]:
+def work_queues(root: StrPath = SYSFS) -> list[WorkQueue]:
     """Return every work queue under ``root``, by name; unreadable numbers are zero."""
+    root = path_of("root", root)
     if not root.is_dir():
         return []
     found = []
@@ -107,9 +109,10 @@ def nearest(queues: list[WorkQueue], nodes: set[int]) -> list[WorkQueue]:
     )
 
 
-def why_no_queue(root: Path = SYSFS) -> str | None:
+def why_no_queue(root: StrPath = SYSFS) -> str | None:
     """Return in one line why no work queue of this machine can be used, as far as known without
     opening one."""
+    root = path_of("root", root)
     queues = work_queues(root)
     return None if nearest(queues, set()) else why_none(queues, root)
 

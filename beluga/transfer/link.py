@@ -36,6 +36,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from beluga import config
 from beluga._ffi import core, ffi, lib
+from beluga.arguments import StrPath, path_of
 from beluga.errors import TransferError, raise_for_status
 from beluga.transfer.engine import Direction
 from beluga.transfer.plan import STRIPE_SIZE, cut_at
@@ -343,8 +344,9 @@ class Link:
         *,
         node: int | None = None,
         pool: Pool | None = None,
-        directory: Path | None = None,
+        directory: StrPath | None = None,
     ) -> None:
+        directory = None if directory is None else path_of("directory", directory)
         self.name = name
         self.path = link_path(name, node, directory)
         where = self.path.parent
@@ -539,7 +541,7 @@ one.
 
 
 def host_link(
-    pool: Pool, settings: LinkSettings | None = None, *, directory: Path | None = None
+    pool: Pool, settings: LinkSettings | None = None, *, directory: StrPath | None = None
 ) -> Link:
     """Return this host's link to a pool, which all its processes share.
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import importlib
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +32,7 @@ import beluga
 from beluga import Client, IndexServer, KVCache, Namespace, Pool, errors
 from beluga.errors import BadTypeError, BelugaError, GreenThreadsError, NoServerError
 from beluga.kvcache import hash_keys
+from beluga.pool import DeviceSpec
 from beluga.rpc import Quota
 from beluga.threads import Thread
 
@@ -387,6 +390,73 @@ def test_a_value_of_a_wrong_type_is_a_typed_error_in_one_line(
                 untyped.append((name, f"{wrong!r:.30}", repr(error)))
     assert untyped == [], untyped[:3]
     assert int(cache.lookup(KEYS)) <= 2  # the session still works
+
+
+RESULTS = {"DeviceView", "PoolFile", "Reading"}  # classes of which only calls make objects
+
+
+def path_parameters() -> Iterator[tuple[str, Callable[..., Any], str]]:
+    """Yield the name, the function and the parameter of each path that the public API takes."""
+    for module in map(importlib.import_module, [*EXPORTS, "beluga.tiers"]):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if name in RESULTS or not getattr(value, "__module__", "").startswith("beluga"):
+                continue
+            functions = {name: value}
+            for key, member in vars(value).items() if inspect.isclass(value) else ():
+                if key[0] != "_" and inspect.isroutine(member):
+                    functions[f"{name}.{key}"] = getattr(value, key)
+            for path, function in functions.items():
+                try:
+                    parameters = inspect.signature(function).parameters.values()
+                except (TypeError, ValueError):  # a type alias
+                    continue
+                for each in parameters:
+                    if re.search(r"\b(Str)?Path(Like)?\b", str(each.annotation)):
+                        yield path, function, each.name
+
+
+def outcome(call: Callable[[], Any]) -> object:
+    """Return the type of a call's result, or its error."""
+    try:
+        result = call()
+        if isinstance(result, contextlib.ContextDecorator):
+            with result:
+                pass
+        if hasattr(result, "close"):
+            result.close()
+    except (BelugaError, OSError) as error:
+        return type(error), str(error)
+    return type(result)
+
+
+def test_each_path_of_the_public_api_may_be_text(pool: Pool, folder: Path) -> None:
+    place = folder / "place"
+    place.mkdir()
+    others: dict[str, dict[str, Any]] = {
+        **{key: {"directory": folder} for key in ("filesystem", "limits", "room")},
+        **{key: {"path": "/"} for key in ("request", "request_any")},
+        "request_json": {"path": "/", "kind": dict},
+        "examine": {"spec": DeviceSpec.parse(folder / "a")},
+        "scratch_folder": {"name": "x"},
+        "Link": {"name": "x"},
+        "host_link": {"pool": pool},
+        "DiskTier": {"size": 8 << 20},
+        "Admin": {"routes": {}},
+        "Callers.read": {"hosts": None, "origins": None, "tls": ""},
+        "write_trace": {"requests": []},
+    }
+    wrong, found = [], list(path_parameters())
+    for name, function, parameter in found:
+        call = partial(function, **{**others.get(name, {}), parameter: place})
+        if (seen := outcome(call)) != outcome(partial(call, **{parameter: str(place)})):
+            wrong.append((name, parameter, seen))
+        for value in (3, b"x", object(), [place]):
+            refused = outcome(partial(call, **{parameter: value}))
+            if not isinstance(refused, tuple) or refused[0] is not BadTypeError:
+                wrong.append((name, parameter, refused))
+    assert wrong == []
+    assert len(found) > 30
 
 
 def test_numpy_integers_give_the_same_namespace() -> None:

@@ -51,6 +51,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from beluga._ffi import lib
+from beluga.arguments import StrPath, path_of
 from beluga.coherence import crc32c
 from beluga.errors import TierError
 from beluga.tiers.arena import Arena
@@ -491,7 +492,7 @@ def _text(field: bytes) -> str:
     return field.rstrip(b"\0").decode(errors="replace")
 
 
-def adopt_disk(path: Path) -> Owner:
+def adopt_disk(path: StrPath) -> Owner:
     """Release a disk to the next server that opens it, and return its former owner. Its blocks
     stay.
 
@@ -511,8 +512,9 @@ def adopt_disk(path: Path) -> Owner:
         locked.close()
 
 
-def file_of_tier(path: Path) -> Path:
+def file_of_tier(path: StrPath) -> Path:
     """Return the file of an existing disk tier. Raises TierError if there is none."""
+    path = path_of("path", path)
     if not path.exists():
         raise TierError(f"{path} does not exist; name the disk of a server (--disk)")
     file = path / _FILE if path.is_dir() else path

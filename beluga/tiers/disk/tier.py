@@ -21,13 +21,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from beluga._shared import when_forked
+from beluga.arguments import StrPath, path_of
 from beluga.errors import TierError
 from beluga.metrics import REGISTRY
 from beluga.tiers.arena import Arena
@@ -99,7 +99,7 @@ class DiskTier:
 
     def __init__(  # noqa: PLR0913  keyword-only but the first two
         self,
-        path: str | os.PathLike[str],
+        path: StrPath,
         size: int,
         *,
         server: str = "",
@@ -112,10 +112,11 @@ class DiskTier:
         disk_set: DiskSet | None = None,
         missed: Callable[[], Keys] | None = None,
     ) -> None:
+        path = path_of("path", path)
         self.name = f"disk:{os.fspath(path)}"
         maker = make_engine(io) if isinstance(io, str) else io
         self._settings = StoreSettings(
-            Path(path),
+            path,
             size,
             Owner(server, pool),
             eviction,
