@@ -28,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -160,19 +160,16 @@ class TierService:
             names, count_max = list(tiers.names), tiers.block_count_max(pool)
             self._disk_set = tiers.disk_set()
             numbers = [self._disk_set.number] * bool(tiers.disks)
-            for url, name in zip(tiers.remotes, names[len(numbers) :], strict=True):
-                with closing(open_remote(url)) as store:
-                    numbers.append(self._store_number(name, store))
+            with ExitStack() as stack:
+                stores = [stack.enter_context(closing(open_remote(url))) for url in tiers.remotes]
+                numbers += self._store_numbers(names[len(numbers) :], stores)
             listed = [True] * bool(tiers.disks) + [False] * len(tiers.remotes)
         else:
             self.tiers = tuple(tiers)
             count_max = sum(tier.block_count_max for tier in tiers)
             listed = [_lists_keys(tier) for tier in tiers]
             names = _distinct(["disk" if _lists_keys(tier) else tier.name for tier in tiers])
-            numbers = [
-                self._store_number(name, tier) if isinstance(tier, RemoteTier) else 0
-                for name, tier in zip(names, tiers, strict=True)
-            ]
+            numbers = self._store_numbers(names, tiers)
         if not 1 <= len(listed) <= TIERS_MAX:
             raise TierError(f"there are {len(listed)} lower tiers; give 1 to {TIERS_MAX}")
         unknown = sum(_bit(number) for number, known in enumerate(listed) if not known)
@@ -255,17 +252,27 @@ class TierService:
         name = "" if former is None else "disk"
         return self._server.pending_removals(name, former or 0)
 
-    def _store_number(self, name: str, tier: RemoteTier) -> int:
-        """Return the number that removals in a store are recorded under: the one in the store, or,
-        while the store does not reply, the last one of this name. The tier is used once the store
-        has confirmed it.
+    def _store_numbers(self, names: Sequence[str], tiers: Sequence[LowerTier]) -> list[int]:
+        """Return the numbers that removals in these tiers are recorded under; 0 for those that are
+        no store. A store's is the one in the store, or, while it does not reply, the last one of
+        its name. Such a tier is used once the store has confirmed it. All stores are asked at the
+        same time, because the pool has no server meanwhile.
         """
-        listed = self._server.tier_numbers(name)
-        number = tier.store_number(listed)
-        is_new = number is None and not listed
-        required = number or next(iter(listed), secrets.randbits(32) | 1)
-        self._required.append((None if number else required, is_new))
-        return required
+        listed = [self._server.tier_numbers(name) for name in names]
+
+        def ask(tier: LowerTier, known: list[int]) -> int | None:
+            return tier.store_number(known) if isinstance(tier, RemoteTier) else 0
+
+        with ThreadPoolExecutor(TIERS_MAX, "beluga-store") as threads:
+            answers = list(threads.map(ask, tiers, listed))
+        numbers = []
+        for number, known in zip(answers, listed, strict=True):
+            required = next(iter(known), secrets.randbits(32) | 1) if number is None else number
+            if required:
+                is_new = number is None and not known
+                self._required.append((required if number is None else None, is_new))
+            numbers.append(required)
+        return numbers
 
     def stop(self) -> None:
         """Finish running work and stop the threads. Idempotent."""

@@ -46,6 +46,7 @@ from beluga.tiers import BLOCK, LowerTier, StoredBlock, TierService, TierSetting
 from beluga.tiers.admission import Admission
 from beluga.tiers.disk import DiskTier
 from beluga.tiers.poolside import add_names, named_length, take_name
+from beluga.tiers.remote import RemoteTier
 from beluga.tiers.settings import LateTier
 from tests.events.test_event_service import free_endpoints
 
@@ -679,6 +680,23 @@ def test_a_service_ends_when_it_is_stopped_or_its_pool_is_closed(shm: Path) -> N
             service.stop()
             service.stop()
         assert not [t for t in threading.enumerate() if t.name.startswith("beluga-o")]
+
+
+def test_the_stores_of_a_server_are_asked_at_the_same_time(
+    shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool has no server meanwhile. Each one waits here until all have been asked."""
+    asked = threading.Barrier(3)
+
+    def number(self: RemoteTier, listed: object) -> int:
+        asked.wait(timeout=60)
+        return 7
+
+    monkeypatch.setattr(RemoteTier, "store_number", number)
+    remotes = tuple(f"file://{shm}/{name}" for name in "abc")
+    with Pool.create([shm / "pool"], device_size=24 << 20, sparse=True) as pool:
+        TierService(IndexServer(pool), pool, TierSettings(remotes=remotes))
+    assert not asked.broken
 
 
 def test_a_pool_has_a_bounded_number_of_tiers(shm: Path) -> None:
