@@ -12,6 +12,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -256,7 +258,106 @@ def test_every_fuzz_target_compiles(target: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-# ---- ``scripts/docs`` builds the site, and fails if pages have errors.
+# ---- ``scripts/docs`` builds the site, and fails if pages have errors. The site can be read with
+# a screen reader and a keyboard, as far as its HTML alone shows it: rules of axe with their names.
+
+
+NAMED = {"a": "link-name", "button": "button-name", "summary": "summary-name"}
+NO_END = {"area", "base", "br", "col", "hr", "img", "input", "link", "meta", "source", "wbr"}
+ARIA = {"label", "labelledby", "describedby", "hidden", "controls", "expanded", "current", "live"}
+REFERENCES = ("aria-labelledby", "aria-describedby", "aria-controls", "for")
+
+
+class Readable(HTMLParser):
+    """Collects the faults of a page: the name of the rule, and where."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.faults: list[tuple[str, object]] = []
+        self._open: list[tuple[str, dict[str, str | None], list[str]]] = []
+        self._ids: Counter[str | None] = Counter()
+        self._references: set[str] = set()
+        self._inputs: list[dict[str, str | None]] = []
+        self._levels: list[int] = []
+        self._title = ""
+        self.feed(html)
+        self._check()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        has = dict(attributes)
+        self._ids.update([has["id"]] if "id" in has else [])
+        for name, value in attributes:
+            self._references.update((value or "").split() if name in REFERENCES else [])
+            if name.startswith("aria-") and name[5:] not in ARIA:
+                self.faults.append(("aria-valid-attr", name))
+        focusable = tag in ("a", "button", "input") and has.get("tabindex") != "-1"
+        if has.get("aria-hidden") == "true" and focusable and has.get("type") != "hidden":
+            self.faults.append(("aria-hidden-focus", has))
+        if tag == "html" and not has.get("lang"):
+            self.faults.append(("html-has-lang", has))
+        if tag == "img" and "alt" not in has:
+            self.faults.append(("image-alt", has))
+        if tag == "input" and has.get("type") not in ("hidden", "submit"):
+            self._inputs.append(has)
+        if re.fullmatch("h[1-6]", tag):
+            self._levels.append(int(tag[1]))
+        for _, _, texts in self._open:
+            texts.append(has.get("alt") or "")
+        if tag not in NO_END:
+            self._open.append((tag, has, []))
+
+    def handle_data(self, data: str) -> None:
+        for _, _, texts in self._open:
+            texts.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open:
+            opened, has, texts = self._open.pop()
+            text = "".join([*texts, has.get("aria-label") or has.get("title") or ""]).strip()
+            if opened == "title":
+                self._title = self._title or text
+            elif opened in NAMED and not text and (opened != "a" or "href" in has):
+                self.faults.append((NAMED[opened], has))
+            if opened == tag:
+                break
+
+    def _check(self) -> None:
+        self.faults += [("duplicate-id", key) for key, count in self._ids.items() if count > 1]
+        self.faults += [("reference", key) for key in self._references - set(self._ids)]
+        for has in self._inputs:
+            if not has.get("aria-label") and has.get("id") not in self._references:
+                self.faults.append(("label", has))
+        steps = zip(self._levels, self._levels[1:], strict=False)
+        if self._levels.count(1) != 1 or any(after > before + 1 for before, after in steps):
+            self.faults.append(("heading-order", self._levels))
+        if not self._title:
+            self.faults.append(("document-title", ""))
+
+
+@pytest.mark.parametrize(
+    ("html", "rule"),
+    [
+        ("<p>", "html-has-lang"),
+        ("<img src=a>", "image-alt"),
+        ("<a href=b> <svg></svg></a>", "link-name"),
+        ("<button></button>", "button-name"),
+        ("<input id=q>", "label"),
+        ("<p id=a></p><p id=a></p>", "duplicate-id"),
+        ("<p aria-labelledby=none></p>", "reference"),
+        ("<p aria-lable=x></p>", "aria-valid-attr"),
+        ("<input aria-label=x aria-hidden=true>", "aria-hidden-focus"),
+        ("<h3>Deep</h3>", "heading-order"),
+        ("<h1>Second</h1>", "heading-order"),
+        ("", "document-title"),
+    ],
+)
+def test_a_fault_of_a_page_is_found(html: str, rule: str) -> None:
+    lang = "" if rule == "html-has-lang" else " lang=en"
+    title = "" if rule == "document-title" else "<title>T</title>"
+    page = Readable(f"<html{lang}>{title}<h1>One</h1>{html}</html>")
+    assert [name for name, _ in page.faults] == [rule]
+    good = "<img src=a alt=''><a href=b><img src=a alt=A></a><label for=q>Q</label><input id=q>"
+    assert Readable(f"<html lang=en><title>T</title><h1>One</h1>{good}").faults == []
 
 
 @pytest.fixture
@@ -294,6 +395,12 @@ def test_the_site_has_every_page_and_fails_on_dead_links(site_tree: Path) -> Non
     assert pages | {"index", "core", "format", "changes"} <= {
         path.stem for path in (site_tree / "site").rglob("*.html")
     }
+    faults = {
+        page.name: found
+        for page in (site_tree / "site").rglob("*.html")
+        if (found := Readable(page.read_text()).faults)
+    }
+    assert faults == {}
     style = (
         site_tree / "site/stylesheets/site.css"
     ).read_text()  # code in tables keeps its words whole
