@@ -30,6 +30,7 @@ Message: TypeAlias = tuple[bytes, bytes]
 TOPIC = b"kv-events"
 RUN_MAX = 1024  # blocks of an event, and of a message of the foreign forms
 _MEDIUM = Tier.SHARED.name
+_ANY = 0xA5C3_96F0_5A3C_690F  # in place of a hash; above 2^32, so that each has 8 bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -213,24 +214,30 @@ def _bytes(name: int) -> bytes:
 
 def _mooncake(source: EventSource, made_s: float, events: Events, _: int) -> list[Message]:
     """Encode one map for each block: all ranks have stored it, so it is one object."""
+    import msgspec
+
     common = {"tenant_id": "default", "backend_id": source.name, "dp_rank": 0}
-    maps: list[dict[str, Any]] = []
+    maps: list[Any] = []
     for event in events:
         data = event.data
         if isinstance(data, Cleared):
             maps.append({"event_type": "cleared", **common})
             continue
         model = source.model_of(event.space)
-        of_event = {
+        of_event: dict[str, Any] = {
             "event_type": "stored" if isinstance(data, Stored) else "removed",
             "medium": "cpu",
             "model_name": model,
             "block_size": event.block_size,
             **common,
+            "object_key": f"{object_prefix(source.name, model)}@{_ANY:064x}",
+            "seq_hashes": [_ANY],
         }
-        prefix = object_prefix(source.name, model)
+        # The maps of an event differ in the hash alone, so that one is encoded for all.
+        before, rest = _packed(of_event).split(b"%016x" % _ANY)
+        between, after = rest.split(_bytes(_ANY))
         maps += (
-            {**of_event, "object_key": f"{prefix}@{name:064x}", "seq_hashes": [name]}
+            msgspec.Raw(b"".join((before, b"%016x" % name, between, _bytes(name), after)))
             for name in data.block_hashes
         )
     parts = [maps[first : first + RUN_MAX] for first in range(0, len(maps), RUN_MAX)] or [[]]
@@ -244,7 +251,7 @@ def object_prefix(name: str, model: str) -> str:
     return f"{name}@{model}@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0"
 
 
-def _packed(batch: list[Any]) -> bytes:
+def _packed(batch: object) -> bytes:
     import msgspec
 
     return msgspec.msgpack.encode(batch)

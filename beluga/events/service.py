@@ -58,6 +58,9 @@ from beluga.rpc import Client
 from beluga.threads import Thread
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from beluga.index import IndexServer
     from beluga.pool import Pool
 
@@ -72,6 +75,7 @@ BATCHES_MAX = 10_000  # messages that a replay can repeat,
 BATCHES_SIZE_MAX = 16 << 20  # and their bytes; a replay of the whole table replaces older ones
 REPEAT_S = 60.0  # between two repetitions of the table, in forms that repeat it
 REPEAT_MIN_S = 1.0  # likewise, if a router has requested one
+_REPEAT_EVENTS = 64  # that are encoded at a time
 _REPEAT_SHARE = 20  # a repetition may take this part of the time
 PENDING_MAX = 1_000  # messages that a subscriber has not read; further ones are dropped for it
 
@@ -395,6 +399,7 @@ class EventService:
         self._settings = settings
         self._form: Form = form_named(settings.form)
         self._source = EventSource(pool.id, settings.name, settings.model, TokenStore())
+        self._taken: deque[NDArray[np.void]] = deque()  # changes taken while the table was repeated
         self._repeat_at_s = 0.0  # when the table is published again, in forms that repeat it
         self._table = NameTable(pool.geometry.block_count_max)
         self._stopping = threading.Event()
@@ -457,6 +462,7 @@ class EventService:
             except RpcError as error:
                 log.warning("events of the pool wait for its server: %s", error)
                 continue
+            self._taken.clear()
             self._table = NameTable(self._pool.geometry.block_count_max)
             self._table.begin(read_names(self._pool, self._epoch % 2))
             if self._form.repeats:
@@ -466,7 +472,10 @@ class EventService:
             return
 
     def _turn(self, client: Client) -> None:
-        changes, lost = self._server.take_changes(BATCH_CHANGES)
+        if self._taken:
+            changes, lost = self._taken.popleft(), self._lost
+        else:
+            changes, lost = self._server.take_changes(BATCH_CHANGES)
         if lost != self._lost:
             log.warning("%d changes of the pool were not published in time", lost - self._lost)
             self.overflows += 1
@@ -478,29 +487,45 @@ class EventService:
             self._send(events)
         if self._form.repeats and time.monotonic() > self._repeat_at_s:
             self._repeat()
-        wait_s = 0 if len(changes) == BATCH_CHANGES else PERIOD_S
+        wait_s = 0 if self._taken or len(changes) == BATCH_CHANGES else PERIOD_S
         self._replays.serve(wait_s, self._replay, self.tokens.add)
 
     def _send(self, events: list[PoolEvent]) -> None:
-        self._publish_all(self._encode(events, self._batches.next_number))
+        number = self._batches.next_number
+        messages = self._encode(events, number)
+        for message in messages:
+            self._batches.add(message)
+        self._publish_all(messages, number)
         for event in events:
             if isinstance(event.data, Removed):
                 self.tokens.remove(event.space, event.data.block_hashes)
 
-    def _publish_all(self, messages: list[Message]) -> None:
-        for topic, batch in messages:
-            number = self._batches.add((topic, batch))
+    def _publish_all(self, messages: list[Message], first: int) -> None:
+        for number, (topic, batch) in enumerate(messages, first):
             self._sockets.publish([topic, number.to_bytes(8, "big"), batch])
         self._sent_s = time.monotonic()
 
     def _repeat(self) -> None:
-        """Publish the whole table, in one turn: no change of a block comes between."""
+        """Publish the whole table, in one turn: no change of a block comes between. Changes that
+        the journal has no room for meanwhile wait here.
+        """
         self._repeated_s = time.monotonic()
-        messages = self._encode(self._everything(), self._batches.next_number)
         self._replays.clear()
-        first = 0 if self._form.restarts else self._batches.next_number
-        self._batches = self._buffer(first, messages)
-        self._publish_all(messages)
+        number = 0 if self._form.restarts else self._batches.next_number
+        messages: list[Message] = []  # for replays
+        everything = self._everything()
+        for start in range(0, len(everything), _REPEAT_EVENTS):
+            part = self._encode(everything[start : start + _REPEAT_EVENTS], number)
+            self._publish_all(part, number)
+            number += len(part)
+            if self._settings.replay:
+                messages += part
+            changes, _ = self._server.take_changes(BATCH_CHANGES)
+            if len(changes):
+                self._taken.append(changes)
+        self._batches = self._buffer(number - len(messages), messages)
+        for message in messages:
+            self._batches.add(message)
         took_s = time.monotonic() - self._repeated_s
         pause_s = max(self._settings.repeat_s, took_s * _REPEAT_SHARE)
         self._repeat_at_s = time.monotonic() + pause_s

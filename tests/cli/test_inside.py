@@ -199,8 +199,16 @@ def test_event_options_reach_their_service(
     monkeypatch.setattr(events, "EventService", lambda *arguments, **more: (arguments[2], more))
     beluga("serve", "--events", "tcp://a:1", "--events-replay", "tcp://a:2", "--events-form",
            "dynamo", "--host", 3)  # fmt: skip
-    assert served[0].how["services"] == [
-        (EventSettings("tcp://a:1", "tcp://a:2", form="dynamo"), {"host": 3})
+    beluga("serve", "--events", "connect:tcp://a:1", "--events-form", "llm-d-v1", "--events-name",
+           "rack", "--events-model", "org/m")  # fmt: skip
+    assert [each.how["services"] for each in served] == [
+        [(EventSettings("tcp://a:1", "tcp://a:2", form="dynamo"), {"host": 3})],
+        [
+            (
+                EventSettings("connect:tcp://a:1", form="llm-d-v1", name="rack", model="org/m"),
+                {"host": None},
+            )
+        ],
     ]
 
 
