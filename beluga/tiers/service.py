@@ -255,16 +255,16 @@ class TierService:
     def _store_numbers(self, names: Sequence[str], tiers: Sequence[LowerTier]) -> list[int]:
         """Return the numbers that removals in these tiers are recorded under; 0 for those that are
         no store. A store's is the one in the store, or, while it does not reply, the last one of
-        its name. Such a tier is used once the store has confirmed it. All stores are asked at the
+        its name. Such a tier is used once the store has confirmed it. All stores are queried at the
         same time, because the pool has no server meanwhile.
         """
         listed = [self._server.tier_numbers(name) for name in names]
 
-        def ask(tier: LowerTier, known: list[int]) -> int | None:
+        def number_of(tier: LowerTier, known: list[int]) -> int | None:
             return tier.store_number(known) if isinstance(tier, RemoteTier) else 0
 
         with ThreadPoolExecutor(TIERS_MAX, "beluga-store") as threads:
-            answers = list(threads.map(ask, tiers, listed))
+            answers = list(threads.map(number_of, tiers, listed))
         numbers = []
         for number, known in zip(answers, listed, strict=True):
             required = next(iter(known), secrets.randbits(32) | 1) if number is None else number

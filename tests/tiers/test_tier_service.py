@@ -682,21 +682,21 @@ def test_a_service_ends_when_it_is_stopped_or_its_pool_is_closed(shm: Path) -> N
         assert not [t for t in threading.enumerate() if t.name.startswith("beluga-o")]
 
 
-def test_the_stores_of_a_server_are_asked_at_the_same_time(
+def test_the_stores_of_a_server_are_queried_at_the_same_time(
     shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pool has no server meanwhile. Each one waits here until all have been asked."""
-    asked = threading.Barrier(3)
+    """The pool has no server meanwhile. Each query waits here for the others."""
+    queries = threading.Barrier(3)
 
     def number(self: RemoteTier, listed: object) -> int:
-        asked.wait(timeout=60)
+        queries.wait(timeout=60)
         return 7
 
     monkeypatch.setattr(RemoteTier, "store_number", number)
     remotes = tuple(f"file://{shm}/{name}" for name in "abc")
     with Pool.create([shm / "pool"], device_size=24 << 20, sparse=True) as pool:
         TierService(IndexServer(pool), pool, TierSettings(remotes=remotes))
-    assert not asked.broken
+    assert not queries.broken
 
 
 def test_a_pool_has_a_bounded_number_of_tiers(shm: Path) -> None:
