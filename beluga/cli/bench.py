@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from beluga.choices import BENCHES
 from beluga.cli.frame import Argument, BadParameter, Legend, Option, explains
-from beluga.cli.options import Json, Wide, among, check_output, open_pool, write_whole
+from beluga.cli.options import (
+    Json,
+    Wide,
+    among,
+    check_output,
+    naming_devices,
+    open_pool,
+    write_whole,
+)
 from beluga.cli.output import origin, print_json, print_note, print_table
 from beluga.errors import BelugaError
 
@@ -117,7 +125,7 @@ Scratch = Annotated[
 ]
 Coherence = Annotated[
     str | None,
-    Option(completes=among("software", "hardware"), help="software (the default) or hardware."),
+    Option(words=("software", "hardware"), help="The pool's coherence. Default: software."),
 ]
 Pace = Annotated[
     str | None,
@@ -239,7 +247,8 @@ def bench(
         disk=disk,
         progress=print_note,
     )
-    rows = report_run(chosen, options, out) if page else _run(chosen, options, wide, json=json)
+    with naming_devices():
+        rows = report_run(chosen, options, out) if page else _run(chosen, options, wide, json=json)
     if page and json:
         print_json(rows)
     if save:

@@ -353,6 +353,10 @@ def _refuse(error: click.UsageError) -> NoReturn:
         near = [text for text in error.possibilities or () if text.startswith("--")]
         mend = f"; did you mean {near[0]}?" if near else ""
         text = f"{error.option_name} is not an option{mend}"
+    elif text.startswith("Got unexpected extra argument"):
+        text = f"{text[len('Got ') :]}; remove it"
+    elif text.endswith("does not take a value."):
+        text = f"{text[:-1]}; remove it"
     elif name and name not in text:
         text = f"{name} {text}" if text.startswith("is ") else f"{name}: {text}"
     logs.fail(path, f"{' '.join(text.split())} (see '{path} --help')", 2)
@@ -418,8 +422,8 @@ def _parameter(name: str, hint: Any, default: Any) -> Any:
         [name, *(option.names or (plain,))],
         type=value,
         multiple=several,
-        default=None if required else default,
         required=required,
+        **({} if required else {"default": default}),  # None would count as a value
         metavar=option.metavar or ("|".join(option.words) or _METAVARS.get(kind, "TEXT")),
         help=option.help,
     )

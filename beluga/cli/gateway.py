@@ -204,10 +204,10 @@ Advise = Annotated[
 ]
 TtftGoal = Annotated[
     float | None,
-    Option(min=0, help="The objective of the advice: seconds to the first token."),
+    Option(min=0.001, help="The objective of the advice: seconds to the first token."),
 ]
 TokenGoal = Annotated[
-    float | None, Option(min=0, help="The objective of the advice: seconds between tokens.")
+    float | None, Option(min=0.0001, help="The objective of the advice: seconds between tokens.")
 ]
 
 AllowHost = Annotated[

@@ -8,11 +8,12 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from beluga import config
 from beluga.cli.frame import BadParameter, Option
 from beluga.cli.logs import FORMATS, LEVELS
 from beluga.errors import (
@@ -238,10 +239,8 @@ def open_pool(paths: list[str] | None) -> Pool:
     """Open the pool on these devices, or the default pool."""
     from beluga.pool import Pool
 
-    if not paths:
-        return Pool.mount()
-    with naming_devices():
-        return Pool.open(paths)
+    with naming_devices() if paths or config.pool_paths() else nullcontext():
+        return Pool.open(paths) if paths else Pool.mount()
 
 
 def runtime_dir_of(paths: list[str] | None) -> Path:

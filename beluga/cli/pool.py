@@ -349,9 +349,12 @@ def check(
             print_note(" ".join(f"{what} {value}" for what, value in name.items()))
     if report.finding_count:
         mend = "damaged blocks read as misses; use --repair to drop them"
+        absent = ("superblock-foreign ", "superblock-empty ")
         foreign = ("superblock-version ", "superblock-format ")
         if all(finding.startswith(foreign) for finding in report.findings):
             mend = "use the Beluga that made the pool, or beluga pool create --force PATH..."
+        elif all(finding.startswith(absent) for finding in report.findings):
+            mend = "no pool is there; name its devices, or make one: beluga pool create PATH..."
         raise PoolError(f"the check has {report.finding_count} findings; {mend}")
 
 

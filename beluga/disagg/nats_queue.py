@@ -45,7 +45,7 @@ from beluga.disagg.queue import (
     encode_task,
     queue_name,
 )
-from beluga.errors import QueueError, QueueFullError, TaskError
+from beluga.errors import BadValueError, QueueError, QueueFullError, TaskError
 from beluga.listening import shown_url
 
 if TYPE_CHECKING:
@@ -139,12 +139,12 @@ class NatsQueue:
         the CA in SSL_CERT_FILE. Both may have ``user:password@`` or ``token@`` before the host.
 
         The last caller sets visibility and limits for all. The connection is restored
-        automatically. Raises QueueError.
+        automatically. Raises QueueError, and BadValueError for another address.
         """
         stream, servers = queue_name(name), url.split(",")
         url = shown_url(url)
         if not all(map(_is_address, servers)):
-            raise QueueError(f"{url} is not a NATS address; use nats://HOST:PORT")
+            raise BadValueError(f"{url} is not a NATS address; use nats://HOST:PORT")
 
         client = await _connected(url, servers, timeout_s)
         client.options["max_reconnect_attempts"] = -1  # reconnect to a known server without limit
@@ -280,7 +280,8 @@ class NatsQueue:
 
 def _is_address(server: str) -> bool:
     try:
-        return urlsplit(server).port != 0
+        parts = urlsplit(server)
+        return parts.port != 0 and bool(parts.hostname)
     except ValueError:  # the text may contain the password
         return False
 

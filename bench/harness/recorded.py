@@ -112,7 +112,7 @@ def load(path: Path) -> list[Row] | Recorded:
     try:
         content = read_record(path)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadValueError(f"{path} is not JSON: {error}") from None
+        raise BadValueError(f"{path} is not JSON ({error}); name a file of results") from None
     if isinstance(content, dict) and content:
         return Recorded(path.name, content)
     rows = content if isinstance(content, list) else []

@@ -154,6 +154,15 @@ def test_destroy_removes_the_files(run: Run, pool: list[str]) -> None:
     assert not any(Path(path).exists() for path in paths)
 
 
+def test_a_check_of_a_file_without_a_pool_advises_no_repair(run: Run, paths: list[str]) -> None:
+    for content in (b"no pool " * 1024, bytes(8 << 20)):
+        Path(paths[0]).write_bytes(content)
+        checked = run("pool", "check", "--pool", paths[0])
+        assert checked.returncode == 1
+        assert "no pool is there; name its devices" in checked.stderr
+        assert "--repair" not in checked.stderr
+
+
 def test_destroying_part_of_a_pool_requires_force(run: Run, pool: list[str]) -> None:
     paths = pool[1::2]
     refused = run("pool", "destroy", paths[0], "--yes")

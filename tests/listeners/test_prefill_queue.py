@@ -82,7 +82,7 @@ def test_no_error_shows_a_queues_password(url: str, caplog: pytest.LogCaptureFix
 
 @pytest.mark.parametrize("server", ["127.0.0.1:port", "127.0.0.1:99999", "a,nats://b:c"])
 def test_an_invalid_nats_address_is_rejected_at_once(server: str) -> None:
-    with pytest.raises(QueueError, match="is not a NATS address; use nats://HOST:PORT"):
+    with pytest.raises(BadValueError, match="is not a NATS address; use nats://HOST:PORT"):
         asyncio.run(open_queue(f"nats://me:{WORD}@{server}", "q"))
 
 

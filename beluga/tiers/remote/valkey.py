@@ -50,6 +50,8 @@ class ValkeyStore:
                 retry=Retry(NoBackoff(), 0),  # the tier does the retries
             )
             self._client.connection_pool.make_connection()  # raises an error for invalid options
+            if url.path.strip("/") and not url.path.strip("/").isdecimal():
+                raise ValueError("its database is not a number")
         except (ValueError, TypeError) as error:
             shown = f"{url.scheme}://{url.hostname or ''}"
             raise TierError(
