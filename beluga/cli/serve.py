@@ -657,7 +657,7 @@ def _event_settings(
         try:
             repeats = form_named(form).repeats
         except RouterError as error:
-            raise BadParameter(f"--events-{error}") from None
+            raise BadParameter(f"--events-form{str(error).removeprefix('form')}") from None
     if (replay and not endpoint) or (endpoint and not replay and not repeats):
         raise BadParameter("--events and --events-replay need each other; give both")
     if not endpoint:
