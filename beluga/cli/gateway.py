@@ -113,7 +113,13 @@ WorkersFile = Annotated[
     Option(help=("A file with one worker per line. The router reloads it after a change.")),
 ]
 TokenizerPath = Annotated[
-    Path | None, Option(help="The engines' tokenizer.json, or the folder of their model.")
+    Path | None,
+    Option(
+        help=(
+            "The engines' tokenizer.json, or the folder of their model. With KV events the default "
+            "is each engine's own."
+        )
+    ),
 ]
 ChatTemplate = Annotated[
     Path | None, Option(help="The engines' chat template, if it is not the tokenizer's.")

@@ -371,7 +371,7 @@ class Site:
 @pytest.fixture(scope="module")
 def site(model: Path, vllm_python: str, memory_root: Path) -> Iterator[Site]:
     folder = Path(tempfile.mkdtemp(prefix="beluga-vllm-followed-", dir=memory_root))
-    count = len(KINDS) * PROMPT_COUNT * 1024  # tokens, more than all prompts have
+    count = 2 * len(KINDS) * PROMPT_COUNT * 1024  # tokens, more than all prompts have
     setting = Setting(
         folder=folder,
         model=model,
@@ -479,12 +479,16 @@ def wait_until_followed(gateway: Gateway) -> None:
     wait_until(still, REPORTED_LATEST_S, "the engines' events")
 
 
-def test_repeated_prompts_are_routed_to_the_engine_with_their_blocks(site: Site, sdk: Sdk) -> None:
-    with site.gateway("--tokenizer", site.model) as gateway:
+@pytest.mark.parametrize("given", [True, False], ids=["--tokenizer", "the engines' own"])
+def test_repeated_prompts_are_routed_to_the_engine_with_their_blocks(
+    site: Site, sdk: Sdk, given: bool
+) -> None:
+    with site.gateway(*(("--tokenizer", site.model) if given else ())) as gateway:
         gateway.ready()
         wait_until(lambda: gateway.block_sizes() == {128}, REPORTED_S, "the block size")
         prompts = range(PROMPT_COUNT)
-        firsts = {kind: 1000 * position for position, kind in enumerate(KINDS, 1)}
+        own = 100_000 * given
+        firsts = {kind: own + 1000 * position for position, kind in enumerate(KINDS, 1)}
         for kind, first in firsts.items():
             sdk.call(*((site.engines[n % 2].url, KINDS[kind](first + n)) for n in prompts))
         wait_until_followed(gateway)
