@@ -335,8 +335,10 @@ class Program(CommandGroup):
             sys.exit(2)
         except click.UsageError as error:
             _refuse(error)
-        except click.Abort:  # a question was answered with no
-            sys.exit(1)
+        except click.Abort:  # a question was answered with no, or there is nobody to answer
+            if not sys.stdin.isatty():
+                print(file=sys.stderr)  # ends the line of the question
+            logs.fail(self.name or "", "not confirmed, so nothing was changed; give --yes")
 
 
 def _refuse(error: click.UsageError) -> NoReturn:

@@ -317,8 +317,10 @@ def test_a_repair_reports_its_changes(did: list[Any], monkeypatch: pytest.Monkey
 
 
 def test_destroy_removes_the_default_pool(did: list[Any]) -> None:
-    assert beluga("pool", "destroy", stdin="n\n").exit_code == 1
-    assert did == []
+    for answer in ("n\n", ""):
+        refused = beluga("pool", "destroy", stdin=answer)
+        assert (refused.exit_code, did) == (1, [])
+        assert refused.stderr.endswith("not confirmed, so nothing was changed; give --yes\n")
     destroyed = beluga("pool", "destroy", stdin="y\n")
     assert "Destroy the pool on /a, /b?" in destroyed.stderr
     assert did == [("destroy", ["/a", "/b"]), "remove_default"]
