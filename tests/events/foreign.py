@@ -149,6 +149,9 @@ class LlmdRouter:
         if replay:
             self.replay(0)
 
+    def close(self) -> None:
+        self._live.close(linger=0)
+
     def poll(self) -> LlmdRouter:
         """Process what has arrived."""
         for _ in range(_MESSAGES_MAX):

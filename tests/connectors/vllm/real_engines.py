@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from beluga_bench.vllm.model import SIZES
 from beluga_bench.vllm.process import Child, Engine, options_of
 from beluga_bench.vllm.prompts import prompt
@@ -24,7 +25,7 @@ from support.forge import read, write
 
 from beluga import BelugaError, KVCache, Namespace, Pool
 from beluga.child import command
-from beluga.index import IndexClient, IndexStat
+from beluga.index import COMMITTED, IndexClient, IndexStat, check_pool, read_entries
 from beluga.kvcache import known_namespaces
 from beluga.rpc import Client
 
@@ -118,6 +119,18 @@ class Site:
         """Return the server's counters."""
         with Pool.open(self.paths) as pool, Client(pool, timeout_s=5) as client:
             return IndexClient(client).stat()
+
+    @property
+    def model_name(self) -> str:
+        """The name under which the engines serve the model."""
+        return str(self._model)
+
+    def remove_all(self) -> None:
+        """Remove all blocks from the pool."""
+        with Pool.open(self.paths) as pool, Client(pool, timeout_s=5) as client:
+            for lines in read_entries(pool, check_pool(pool).half):
+                keys = lines["key"][lines["state"] == COMMITTED]
+                IndexClient(client).remove(np.ascontiguousarray(keys))
 
     def pinned(self) -> int:
         """Return how many blocks sessions hold."""

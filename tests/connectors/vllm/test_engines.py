@@ -78,6 +78,34 @@ def test_saved_blocks_are_announced_once(site: Site) -> None:
         assert set(shared().values()) == {1}
 
 
+def test_llm_d_credits_what_an_engine_saved_to_another_worker(site: Site) -> None:
+    zmq = pytest.importorskip("zmq")
+    from tests.events.foreign import LlmdRouter
+
+    live, replay = (f"ipc://{site.folder}/{name}" for name in ("live", "again"))
+    site.kill_server()
+    site.serve("--events", live, "--events-replay", replay, "--events-form", "llm-d")
+    engine = site.engine("saver", connector={"events_replay": replay, "announce": False})
+    tokens = prompt(TOKENS, seed=2)
+    with zmq.Context() as context, running([engine]):
+        router = LlmdRouter(context, live, replay, block_size=BLOCK)
+
+        def credited() -> list[int]:
+            engine.call("idle")
+            engine.generate(tokens[:5])
+            scores = router.poll().index.score(tokens, site.model_name, ["saver", "other"])
+            return list(scores.values())
+
+        engine.generate(tokens)
+        blocks = len(tokens) // BLOCK
+        wait_until(lambda: credited() == [blocks, blocks], 60, "the credit of both workers")
+        site.remove_all()
+        wait_until(lambda: credited() == [0, 0], 60, "no credit")
+        router.close()
+    site.kill_server()
+    site.serve()
+
+
 @pytest.fixture(scope="module")
 def engines(site: Site) -> Iterator[Engines]:
     engines = Engines(site)
