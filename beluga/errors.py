@@ -509,6 +509,7 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
         "the file system of a sparse pool is full: no space is left for a page of the pool; free "
         "some there, or create the pool without --sparse",
     ),
+    (RpcError, "this client is closed; make a new one"),
 )
 
 

@@ -132,8 +132,7 @@ class SessionCalls:
         """Call a function of C with the session and the timeout, and return its result. Raises the
         error of a negative one.
         """
-        with self._client.lock:
-            status = function(self._client.session, *arguments, self._timeout_ns)
+        status = function(self._client.session, *arguments, self._timeout_ns)
         return raise_for_status(status, doing)
 
 
@@ -146,7 +145,6 @@ class IndexClient(SessionCalls):
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
-        self._state = ffi.new("uint32_t *")  # output of lookups; guarded by the client's lock
 
     def lookup(self, keys: NDArray[np.uint64], *, pin: bool = False, peek: bool = False) -> Lookup:
         """Find the leading keys that are committed. With ``pin`` they are pinned until
@@ -155,15 +153,13 @@ class IndexClient(SessionCalls):
         words, key_count = _words(keys), len(keys)
         flags = (lib.BL_LOOKUP_PIN if pin else 0) | (lib.BL_LOOKUP_PEEK if peek else 0)
         records = ffi.new("bl_block_record[]", key_count)
-        with self._client.lock:
-            session, state = self._client.session, self._state
-            count = lib.bl_lookup(
-                session, words, key_count, flags, records, state, self._timeout_ns
-            )
-            after = state[0]
+        state = ffi.new("uint32_t *")
+        count = lib.bl_lookup(
+            self._client.session, words, key_count, flags, records, state, self._timeout_ns
+        )
         if count < 0:
             raise_for_status(count, "looking blocks up")
-        return Lookup(count, _STATES[after], records, keys)
+        return Lookup(count, _STATES[state[0]], records, keys)
 
     def pin(self, keys: NDArray[np.uint64]) -> Pins:
         """Pin the leading keys that are committed."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import logging
+import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
@@ -28,9 +29,10 @@ from beluga.errors import (
     raise_for_status,
 )
 from beluga.index import BLOCK_RECORD, NAME, BlockState, IndexClient
-from beluga.kvcache.batch import EngineBatch, Uninterrupted
+from beluga.kvcache.batch import EngineBatch
 from beluga.kvcache.buffers import BLOCK_SIZE_MAX, Run, runs
 from beluga.kvcache.keys import Namespace, fold, leave_namespace
+from beluga.kvcache.ring import Ticket, Worker
 from beluga.rpc import Client, nanoseconds
 from beluga.transfer import (
     CopySettings,
@@ -53,7 +55,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from beluga.index import IndexStat, Pins
-    from beluga.kvcache.batch import Left
     from beluga.kvcache.buffers import Blocks
     from beluga.pool import Pool
     from beluga.transfer import CopyEngine, Plan
@@ -208,8 +209,8 @@ class KVCache(OfThisProcess):
     With ``onboard``, a get waits for blocks that only a lower tier has (``beluga serve --disk``).
 
     ``kept`` blocks are never evicted. They are tasks of the queue :attr:`fingerprint`, and their
-    number is limited (:class:`beluga.index.TaskClient`). Like its :class:`~beluga.rpc.Client`, a
-    cache may be used by one thread at a time.
+    number is limited (:class:`beluga.index.TaskClient`). Threads may share a cache: they copy in
+    parallel, except by an ``engine``, which copies one batch at a time.
 
     Digests have 16 to 64 uniformly random bytes each, as engines compute them: a list of bytes or a
     uint8 array of shape (count, size). Folded keys are a uint64 array of shape (count, 2). Raises
@@ -265,8 +266,9 @@ class KVCache(OfThisProcess):
         self._space_bytes = self.client.pool.geometry.stripe_count * int(lib.BL_STRIPE_SIZE)
         self._threads = threads
         self._onboards = onboard
-        self._batches = Uninterrupted()
-        self._batch = self._new_batch(kept=kept)
+        self._worker, self._moving = Worker(), threading.Lock()
+        self._settings = CopySettings.default(self.client.pool).struct(self._threads)
+        self._reserve_flags = int(lib.BL_RESERVE_KEPT) if kept else 0
         self._read_class, self._write_class = read_class, write_class
         self.engine_fault: str | None = None
         """Why ``auto`` does not use its engine any more, or None."""
@@ -536,7 +538,7 @@ class KVCache(OfThisProcess):
         """Wait for an interrupted batch. Then close the session, the I/O handle and the DSA if this
         cache opened them.
         """
-        self._batches.close()
+        self._worker.close()
         self._end_session()
         if self._own_handle is not None:
             self._own_handle.close()
@@ -640,15 +642,14 @@ class KVCache(OfThisProcess):
         records: NDArray[np.void] | None = None,
     ) -> int:
         """Move a run in C, as the link admits it. Returns the number of blocks."""
-        client, handle = self.client, self._handle
+        session, handle = self.client.session, self._handle
+        batch = self._batch(run, keys, kind, names=names, records=records)
         if handle is None:
-            with client.lock:
-                batch = self._filled(run, keys, kind, ffi.NULL, names=names, records=records)
-                code = function(client.session, batch, *out)
+            code = function(session, batch, *out)
         else:
-            with handle.using() as io_queue, client.lock:
-                batch = self._filled(run, keys, kind, io_queue, names=names, records=records)
-                code = function(client.session, batch, *out)
+            with handle.using() as io_queue:
+                batch.io_queue = io_queue
+                code = function(session, batch, *out)
             handle.watch()
         if code >= 0:
             return code
@@ -670,16 +671,17 @@ class KVCache(OfThisProcess):
     ) -> int:
         """Run ``move`` for a batch where no interrupt can stop it, and return its result."""
 
-        def carry(left: Left) -> int:
-            with self.client.lock:
+        def carry(ticket: Ticket[int]) -> int:
+            with self._moving:
                 # The engine throttles itself, so C gets no I/O queue.
-                batch = self._filled(
-                    run, keys, self._read_class, ffi.NULL, names=names, records=records
-                )
+                batch = self._batch(run, keys, self._read_class, names=names, records=records)
                 session, pool_size = self.client.session, self.client.pool.geometry.size
-                return move(EngineBatch(engine, session, batch, pool_size, left))
+                return move(EngineBatch(engine, session, batch, pool_size, ticket))
 
-        code = raise_for_status(self._batches.run(carry), doing)
+        # Signals do not interrupt other threads.
+        main = threading.current_thread() is threading.main_thread()
+        code = self._worker.run(carry) if main else carry(Ticket(carry))
+        raise_for_status(code, doing)
         if self._choice.spare and (fault := getattr(engine, "fault", None)) is not None:
             self._drop_engine(fault)
         return code
@@ -699,36 +701,28 @@ class KVCache(OfThisProcess):
             name = self._choice.engine.name
             _logger.warning("beluga: %s is disabled, the CPU copies: %s", name, fault)
 
-    def _new_batch(self, *, kept: bool) -> core.bl_kv_batch:
-        """Allocate this cache's only batch. Each put or get fills it under the client's lock."""
-        batch = ffi.new("bl_kv_batch *")
-        self._settings = CopySettings.default(self.client.pool).struct(self._threads)
-        batch.settings = self._settings
-        batch.fingerprint, batch.timeout_ns = self._fingerprint, self._timeout_ns
-        batch.chunk_size, batch.check_checksums = self._chunk_size, bool(self._check_checksums)
-        batch.reserve_flags = lib.BL_RESERVE_KEPT if kept else 0
-        return batch
-
-    def _filled(  # noqa: PLR0913  keyword-only but the first four
+    def _batch(
         self,
         run: Run,
         keys: NDArray[np.uint64],
         kind: TransferClass,
-        io_queue: core.bl_io_queue | core.Null,
         *,
         names: NDArray[np.void] | None,
         records: NDArray[np.void] | None,
     ) -> core.bl_kv_batch:
-        """Fill the batch for C. The caller holds the client's lock and keeps the arrays alive."""
-        batch = self._batch
+        """Return a batch for C. The caller keeps the arrays alive."""
+        batch = ffi.new("bl_kv_batch *")
         batch.keys = ffi.from_buffer("uint64_t[]", keys)
         batch.fragments = ffi.from_buffer("bl_fragment[]", run.fragments)
-        batch.names = ffi.NULL if names is None else ffi.from_buffer("bl_name[]", names)
-        batch.records = (
-            ffi.NULL if records is None else ffi.from_buffer("bl_block_record[]", records)
-        )
+        if names is not None:
+            batch.names = ffi.from_buffer("bl_name[]", names)
+        if records is not None:
+            batch.records = ffi.from_buffer("bl_block_record[]", records)
         batch.count, batch.fragment_count, batch.length = run.count, run.fragment_count, run.length
-        batch.io_queue, batch.transfer_class = io_queue, kind
+        batch.fingerprint, batch.timeout_ns = self._fingerprint, self._timeout_ns
+        batch.chunk_size, batch.check_checksums = self._chunk_size, bool(self._check_checksums)
+        batch.settings, batch.transfer_class = self._settings, kind
+        batch.reserve_flags = self._reserve_flags
         return batch
 
     def __repr__(self) -> str:

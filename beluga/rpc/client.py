@@ -50,6 +50,8 @@ _NUMBER_MAX = (1 << 32) - 1
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
+_FOREVER_NS = 3 * 10**18  # nearly a century
+
 # Longest wait at exit for the call of a daemon thread. If it elapses, the session ends when the
 # kernel frees the liveness lock.
 EXIT_WAIT_S = 1.0
@@ -73,8 +75,9 @@ class ClientStat:
 
 
 class Client(OfThisProcess):
-    """A session with the pool's server. Threads may share a client, but it has one lane and one
-    lock, so it makes one call at a time. Threads that call in parallel need a client each.
+    """A session with the pool's server. A process needs only one, because its threads may share it:
+    their calls wait for each other, and their copies of blocks do not. For calls that run in
+    parallel, threads need a client each.
 
     If the server is replaced, the session attaches to the new one and repeats a call that got no
     reply. After :func:`os.fork` the child's copy raises :class:`~beluga.errors.ForkedSessionError`;
@@ -97,15 +100,6 @@ class Client(OfThisProcess):
         self._mismatches = 0, 0
         self._exchanging, self._number = threading.Lock(), 0
         self._held = _Held()
-        self.lock = self._held.lock
-        """The lock to hold while using the :attr:`session`::
-
-            with client.lock:
-                session = client.session
-
-        Put nothing but the lock in the ``with``. It is acquired and released in C, so an interrupt
-        cannot leave it locked.
-        """
         self._reply_size = pool.geometry.bulk_size
         self._reply = ffi.new("uint8_t[]", self._reply_size)
         self._reply_bytes = ffi.buffer(self._reply)
@@ -289,8 +283,9 @@ class Client(OfThisProcess):
 
     @property
     def session(self) -> core.bl_session:
-        """The ``bl_session *``; hold the :attr:`lock` while using it. Raises RpcError if this
-        client is closed, and ForkedSessionError in a forked child.
+        """The ``bl_session *``, for C functions that any thread may call: if another thread closes
+        this client meanwhile, they return an error. Raises RpcError if it is closed, and
+        ForkedSessionError in a forked child.
         """
         session = self._held.session
         if session is not None:
@@ -318,11 +313,10 @@ class Client(OfThisProcess):
 
     def stat(self) -> ClientStat:
         """Return the session's counters."""
-        with self.lock:
-            out = ffi.new("bl_session_stat *")
-            lib.bl_session_describe(self.session, out)
-            names = (field.name for field in dataclasses.fields(ClientStat))
-            return ClientStat(**{name: getattr(out, name) for name in names})
+        out = ffi.new("bl_session_stat *")
+        raise_for_status(lib.bl_session_describe(self.session, out), "requesting counters")
+        names = (field.name for field in dataclasses.fields(ClientStat))
+        return ClientStat(**{name: getattr(out, name) for name in names})
 
     def close(self) -> None:
         """Free the lane. If no server is running, the next one finds the freed lane in the pool."""
@@ -334,7 +328,6 @@ class Client(OfThisProcess):
         if self._held.out[0] != ffi.NULL:
             lib.bl_session_forked(self._held.out[0])
         self._held, self._forked = _Held(), True
-        self.lock = self._held.lock
         self._exchanging = threading.Lock()
         self._end.detach()
 
@@ -364,10 +357,12 @@ def _bytes_of(request: object) -> bytes:
 
 
 class _Held:
-    """A C session and its lock: a separate object because it outlives the client.
+    """A C session: a separate object because it outlives the client.
 
     The session's heartbeat writes to the pool, so the pool stays ``mapped`` until the session is
-    closed, even if an interrupt prevents the closing.
+    closed, even if an interrupt prevents the closing. C frees the session with this object, to
+    which a thread that is about to use it has a reference. ``lock`` guards the client's buffer for
+    replies, and the closing.
     """
 
     def __init__(self) -> None:
@@ -375,23 +370,31 @@ class _Held:
         self.mapped = ExitStack()
         self.out = ffi.new("bl_session **")  # a fork during the attachment uses this
         self.session: core.bl_session | None = None
+        self.leaves = False
+        """Whether a thread still uses the session at the process's end: it is left alone."""
 
     def end(self) -> None:
         """Close the session once no thread uses it."""
         with self.lock:
-            self._close()
+            self._close(_FOREVER_NS)
 
     def end_at_exit(self) -> None:
         """Close the session, unless a thread still uses it after EXIT_WAIT_S."""
         if self.lock.acquire(timeout=EXIT_WAIT_S):
             try:
-                self._close()
+                self._close(round(EXIT_WAIT_S * 1e9))
             finally:
                 self.lock.release()
 
-    def _close(self) -> None:
-        session, self.session = self.out[0], None
-        self.out[0] = ffi.NULL
-        if session != ffi.NULL:
-            lib.bl_session_close(session)
-        self.mapped.close()
+    def _close(self, timeout_ns: int) -> None:
+        self.session = None
+        session = self.out[0]
+        if self.leaves or (session != ffi.NULL and not lib.bl_session_end(session, timeout_ns)):
+            self.leaves = True
+        else:
+            self.mapped.close()
+
+    def __del__(self) -> None:
+        session, self.out[0] = self.out[0], ffi.NULL
+        if session != ffi.NULL and not self.leaves:
+            lib.bl_session_free(session)

@@ -97,8 +97,7 @@ class PoolSide:
         with self._queue() as io_queue:
             batch = self._batch(records[0], keys, fragments, io_queue, TransferClass.OFFLOAD)
             batch.records = ffi.from_buffer("bl_block_record[]", locations)
-            with self._client.lock:
-                code = lib.bl_kv_get(self._client.session, batch, out, mismatches)
+            code = lib.bl_kv_get(self._client.session, batch, out, mismatches)
         raise_for_status(code, "reading blocks for a lower tier")
         hits: NDArray[np.bool_] = states == BlockState.HIT
         return hits
@@ -121,8 +120,7 @@ class PoolSide:
             batch = self._batch(blocks[0].record, keys, fragments, io_queue, kind)
             if names is not None:
                 batch.names = ffi.from_buffer("bl_name[]", names)
-            with self._client.lock:
-                code = lib.bl_kv_put(self._client.session, batch, *out)
+            code = lib.bl_kv_put(self._client.session, batch, *out)
         raise_for_status(code, "storing blocks of a lower tier")
         return states
 

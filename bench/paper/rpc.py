@@ -116,11 +116,10 @@ class _Calls:
                 "method": lib.BL_METHOD_PING,
             },
         )
-        with self._client.lock:
-            session = self._client.session
-            start_ns = time.perf_counter_ns()
-            raise_for_status(lib.bl_session_pump(session, pump, TIMEOUT_S * 10**9), "calling")
-            return count * 1e9 / (time.perf_counter_ns() - start_ns)
+        session = self._client.session
+        start_ns = time.perf_counter_ns()
+        raise_for_status(lib.bl_session_pump(session, pump, TIMEOUT_S * 10**9), "calling")
+        return count * 1e9 / (time.perf_counter_ns() - start_ns)
 
     def loop(self, count: int, samples: npt.NDArray[np.uint64] | None = None) -> float:
         """Call from Python, one call at a time."""

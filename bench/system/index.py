@@ -102,7 +102,7 @@ def _measure(recorder: Recorder, pool: Pool, size: int) -> list[Row]:
     recorder.fixed.update(memory=memory_of(pool), coherence=coherence_of(pool))
     rng = np.random.default_rng(recorder.options.seed)
     keys = _new(rng, size)
-    with Client(pool) as client, _Bare(keys) as bare, client.lock:
+    with Client(pool) as client, _Bare(keys) as bare:
         ours = _Ours(client.session)
         for first in range(0, size, KEYS):
             ours.store(keys[first : first + KEYS])

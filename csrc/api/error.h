@@ -40,7 +40,8 @@ enum bl_error {
     BL_ERROR_CACHE_LINE,        /* this CPU's cache lines are larger than the pool's lines */
     BL_ERROR_DRAINING,          /* the pool is being drained: it accepts no new blocks */
     BL_ERROR_REMOVALS_FULL,     /* too many removals wait for lower tiers */
-    BL_ERROR_NO_ROOM            /* a full file system has no memory for a page of a sparse pool */
+    BL_ERROR_NO_ROOM,           /* a full file system has no memory for a page of a sparse pool */
+    BL_ERROR_CLOSED             /* the session is closed */
 };
 
 #endif

@@ -28,7 +28,9 @@ typedef struct bl_kv_batch {
     uint32_t reserve_flags;     /* put: bl_reserve_flag */
 } bl_kv_batch;
 
-/* Store a batch. states has a bl_block_state per block, GRANTED if it was stored by this call;
+/* Threads may put and get over one session at the same time.
+ *
+ * Store a batch. states has a bl_block_state per block, GRANTED if it was stored by this call;
  * statuses has 0 or the reason of a refusal. Returns 0, or an error of the call (then the blocks
  * are not stored). */
 int bl_kv_put(bl_session *session, const bl_kv_batch *batch, uint8_t *states, int32_t *statuses);
@@ -41,8 +43,8 @@ int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states
                   uint64_t *mismatch_count);
 
 /* The functions below split a put or get in two, for an engine that copies between begin and end;
- * fragments is ignored. Nothing else may use the session in between. end frees the result of begin,
- * whether it succeeds or fails. */
+ * fragments is ignored. Between the halves of a put, its thread makes no call. end frees the result
+ * of begin, whether it succeeds or fails. */
 typedef struct bl_kv_pending bl_kv_pending;
 
 /* Reserve space. Returns 0 or an error; offsets has the pool offset of each GRANTED block. */
@@ -54,8 +56,7 @@ int bl_kv_put_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *stat
  * their grants are aborted. With -EINPROGRESS a device may still write: the session abandons its
  * nonce, whose grants end with this process, and attaches with a new one at its next call. States,
  * statuses and result are those of bl_kv_put. */
-int bl_kv_put_end(bl_session *session, bl_kv_pending *pending, const uint32_t *checksums,
-                  int written,
+int bl_kv_put_end(bl_kv_pending *pending, const uint32_t *checksums, int written,
                   uint8_t *states, int32_t *statuses);
 
 /* Look up and pin blocks. Returns the number of leading hits, or an error. A HIT block may be read
@@ -66,7 +67,7 @@ int64_t bl_kv_get_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *
 /* Confirm the HIT blocks, which were copied and agree with their checksums; or end the batch if
  * copied is a negative error. The result is that of bl_kv_get, but nothing is read again: a block
  * with wrong bytes is a miss. */
-int64_t bl_kv_get_end(bl_session *session, bl_kv_pending *pending, int copied, uint8_t *states,
+int64_t bl_kv_get_end(bl_kv_pending *pending, int copied, uint8_t *states,
                       uint64_t *mismatch_count);
 
 /* Fold contiguous digests of 16 to 64 uniformly random bytes with the digest of their namespace

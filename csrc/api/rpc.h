@@ -76,6 +76,8 @@ int bl_server_run(bl_server *server);
 void bl_server_stop(bl_server *server);
 void bl_server_describe(const bl_server *server, bl_server_stat *out);
 
+/* A process's lane. Threads may share a session: their calls wait for each other, and what they copy
+ * does not. */
 typedef struct bl_session bl_session;
 
 typedef struct bl_session_stat {
@@ -93,11 +95,19 @@ typedef struct bl_session_stat {
  * -errno. */
 int bl_session_open(const bl_pool *pool, const char *directory, uint32_t host, uint64_t timeout_ns,
                     bl_session **out);
+
+/* Refuse calls from now on (-BL_ERROR_CLOSED), and give back the lane when the running ones have
+ * ended, with their puts and gets. Returns 0 if they have not within this time. No thread may use
+ * the session when it is freed. */
+int bl_session_end(bl_session *session, uint64_t timeout_ns);
+void bl_session_free(bl_session *session);
+
+/* End and free a session that no other thread uses. */
 void bl_session_close(bl_session *session);
 
 /* Drop a session of the parent in a forked child; call it for each. */
 void bl_session_forked(bl_session *session);
-void bl_session_describe(const bl_session *session, bl_session_stat *out);
+int bl_session_describe(bl_session *session, bl_session_stat *out);
 
 typedef struct bl_message {
     const uint8_t *request;

@@ -9,7 +9,7 @@
 #include "api/index.h"
 #include "base/minmax.h"
 #include "format/payload.h"
-#include "index/names.h"
+#include "index/client.h"
 #include "rpc/session_state.h"
 
 static const uint64_t BL_REMOVAL_WAIT_NS = 1000000000;  /* timeout for a disk to execute removals */
@@ -36,10 +36,11 @@ typedef struct bl_index_query {
     uint32_t record_size;       /* bytes of a record of the reply */
 } bl_index_query;
 
-/* Send one message. The reply's head goes to *reply, its records to the session's scratch. Returns
- * 0 or an error. */
-static int bl_index_call(bl_session *session, const bl_index_query *query, bl_block_reply *reply,
-                        const uint8_t **records, uint64_t timeout_ns)
+/* Send one message. The reply's head goes to *reply, and its records to records; *under, if not
+ * NULL, is who answered. Returns 0 or an error. */
+static int bl_index_call_locked(bl_session *session, const bl_index_query *query,
+                                bl_block_reply *reply, void *records, bl_attachment *under,
+                                uint64_t timeout_ns)
 {
     uint32_t items_size = query->head.count * query->item_size, size = 0;
     uint8_t *request = session->scratch;
@@ -54,18 +55,32 @@ static int bl_index_call(bl_session *session, const bl_index_query *query, bl_bl
         .reply_capacity = session->pool->geometry.bulk_size,
         .reply_size = &size,
     };
-    int status = bl_session_call(session, &message, timeout_ns);
+    int status = bl_session_call_locked(session, &message, timeout_ns);
     if (status < 0)
         return status;
+    if (under != NULL)
+        *under = bl_session_attachment(session);
     if (size < sizeof *reply)
         return -BL_ERROR_BAD_REPLY;
     memcpy(reply, answer, sizeof *reply);
-    *records = answer + sizeof *reply;
     if (reply->count > query->head.count)
         return -BL_ERROR_BAD_REPLY;
     if (size != sizeof *reply + reply->count * query->record_size)
         return -BL_ERROR_BAD_REPLY;
+    if (query->record_size > 0)
+        memcpy(records, answer + sizeof *reply, reply->count * query->record_size);
     return 0;
+}
+
+static int bl_index_call(bl_session *session, const bl_index_query *query, bl_block_reply *reply,
+                         void *records, bl_attachment *under, uint64_t timeout_ns)
+{
+    int status = bl_session_lock(session);
+    if (status < 0)
+        return status;
+    status = bl_index_call_locked(session, query, reply, records, under, timeout_ns);
+    bl_session_unlock(session);
+    return status;
 }
 
 /* Return 1 if a record is possible in this pool. A caller that reads the block also checks its
@@ -93,8 +108,9 @@ static int bl_reserved_sane(const bl_geometry *g, const bl_block_request *what,
     }
 }
 
-int64_t bl_lookup(bl_session *session, const uint64_t *keys, uint32_t count, uint32_t flags,
-                  bl_block_record *records, uint32_t *state, uint64_t timeout_ns)
+int64_t bl_lookup_under(bl_session *session, const uint64_t *keys, uint32_t count, uint32_t flags,
+                        bl_block_record *records, uint32_t *state, bl_attachment *under,
+                        uint64_t timeout_ns)
 {
     uint32_t hits = 0, batch = bl_index_batch(session);
     *state = BL_BLOCK_HIT;
@@ -103,15 +119,13 @@ int64_t bl_lookup(bl_session *session, const uint64_t *keys, uint32_t count, uin
         bl_index_query query = {BL_METHOD_LOOKUP, 2 * sizeof *keys, keys + 2 * (size_t)hits,
                                {.count = part, .flags = flags}, sizeof *records};
         bl_block_reply reply;
-        const uint8_t *answer;
-        int status = bl_index_call(session, &query, &reply, &answer, timeout_ns);
+        int status = bl_index_call(session, &query, &reply, records + hits, under, timeout_ns);
         if ((status == -BL_ERROR_PIN_LIMIT || status == -BL_ERROR_QUOTA) && hits > 0) {
             *state = BL_BLOCK_MISS;
             return hits;
         }
         if (status < 0)
             return status;
-        memcpy(records + hits, answer, reply.count * sizeof *records);
         for (uint32_t i = 0; i < reply.count; i++)
             if (records[hits + i].state != BL_BLOCK_HIT ||
                 !bl_record_sane(&session->pool->geometry, &records[hits + i]))
@@ -123,6 +137,12 @@ int64_t bl_lookup(bl_session *session, const uint64_t *keys, uint32_t count, uin
         *state = reply.count == part ? (uint32_t)BL_BLOCK_HIT : reply.state;
     }
     return hits;
+}
+
+int64_t bl_lookup(bl_session *session, const uint64_t *keys, uint32_t count, uint32_t flags,
+                  bl_block_record *records, uint32_t *state, uint64_t timeout_ns)
+{
+    return bl_lookup_under(session, keys, count, flags, records, state, NULL, timeout_ns);
 }
 
 /* Abort the grants of the first messages of a batch that failed half way. */
@@ -141,33 +161,33 @@ static void bl_reserve_undo(bl_session *session, const uint64_t *keys,
     }
 }
 
-int bl_reserve(bl_session *session, const uint64_t *keys, uint32_t count,
-               const bl_block_request *what, bl_block_record *records, uint64_t timeout_ns)
+int bl_reserve_under(bl_session *session, const uint64_t *keys, uint32_t count,
+                     const bl_block_request *what, bl_block_record *records, uint64_t *nonce,
+                     uint64_t timeout_ns)
 {
     uint32_t batch = bl_index_batch(session), first = 0; /* the session with the grants */
-    uint64_t nonce = 0;
+    *nonce = 0;
     for (uint32_t done = 0; done < count;) {
         uint32_t part = (uint32_t)bl_min(count - done, batch), got = done;
         bl_index_query query = {BL_METHOD_RESERVE, 2 * sizeof *keys, keys + 2 * (size_t)done, *what,
                                sizeof *records};
         bl_block_reply reply;
-        const uint8_t *answer;
+        bl_attachment under;
         query.head.count = part;
-        int status = bl_index_call(session, &query, &reply, &answer, timeout_ns);
+        int status = bl_index_call(session, &query, &reply, records + done, &under, timeout_ns);
         if (status == 0 && reply.count != part)
             status = -BL_ERROR_BAD_REPLY;
         if (status == 0) {
-            memcpy(records + done, answer, part * sizeof *records);
             got = done + part;
-            if (done > 0 && session->nonce != nonce) /* the earlier messages' grants are lost */
+            if (done > 0 && under.nonce != *nonce) /* the earlier messages' grants are lost */
                 status = -BL_ERROR_SESSION_LOST, first = done;
-            nonce = session->nonce;
+            *nonce = under.nonce;
         }
         for (uint32_t i = done; i < got; i++)
             if (!bl_reserved_sane(&session->pool->geometry, what, &records[i]))
                 status = -BL_ERROR_BAD_REPLY;
         if (status < 0) {
-            if (session->attached && session->nonce == nonce)
+            if (bl_session_holds(session, *nonce))
                 bl_reserve_undo(session, keys + 2 * (size_t)first, records + first, got - first,
                                 timeout_ns);
             return status;
@@ -175,6 +195,13 @@ int bl_reserve(bl_session *session, const uint64_t *keys, uint32_t count,
         done = got;
     }
     return 0;
+}
+
+int bl_reserve(bl_session *session, const uint64_t *keys, uint32_t count,
+               const bl_block_request *what, bl_block_record *records, uint64_t timeout_ns)
+{
+    uint64_t nonce;
+    return bl_reserve_under(session, keys, count, what, records, &nonce, timeout_ns);
 }
 
 /* Send commits, with or without names according to query; its head has no count yet. */
@@ -186,19 +213,16 @@ static int bl_commit_all(bl_session *session, bl_index_query query, uint32_t cou
     for (uint32_t done = 0; done < count;) {
         uint32_t part = (uint32_t)bl_min(count - done, batch);
         bl_block_reply reply;
-        const uint8_t *answer;
+        bl_block_record records[BL_CALL_KEYS_MAX];
         query.items = items + (size_t)done * query.item_size;
         query.head.count = part;
-        int status = bl_index_call(session, &query, &reply, &answer, timeout_ns);
+        int status = bl_index_call(session, &query, &reply, records, NULL, timeout_ns);
         if (status == 0 && reply.count != part)
             status = -BL_ERROR_BAD_REPLY;
         if (status < 0)
             return status;
-        for (uint32_t i = 0; i < part; i++) {
-            bl_block_record record;
-            memcpy(&record, answer + i * sizeof record, sizeof record);
-            statuses[done + i] = record.status;
-        }
+        for (uint32_t i = 0; i < part; i++)
+            statuses[done + i] = records[i].status;
         done += part;
     }
     return 0;
@@ -228,9 +252,8 @@ static int64_t bl_index_sum(bl_session *session, bl_index_query query, uint32_t 
     int64_t sum = 0;
     for (uint32_t done = 0; done < count; done += query.head.count) {
         bl_block_reply reply;
-        const uint8_t *answer;
         query.head.count = (uint32_t)bl_min(count - done, batch);
-        int status = bl_index_call(session, &query, &reply, &answer, timeout_ns);
+        int status = bl_index_call(session, &query, &reply, NULL, NULL, timeout_ns);
         if (status < 0)
             return status;
         query.items = (const uint8_t *)query.items + (size_t)query.head.count * query.item_size;
@@ -274,14 +297,14 @@ static int bl_removing_part(bl_session *session, const uint64_t *keys, uint32_t 
 {
     bl_index_query query = {BL_METHOD_REMOVING, 2 * sizeof *keys, keys, {.count = count}, 1};
     bl_block_reply reply;
-    const uint8_t *answer;
-    int status = bl_index_call(session, &query, &reply, &answer, timeout_ns);
+    uint8_t bits[BL_CALL_KEYS_MAX];
+    int status = bl_index_call(session, &query, &reply, bits, NULL, timeout_ns);
     if (status == 0 && reply.count != count)
         status = -BL_ERROR_BAD_REPLY;
     if (status < 0)
         return status;
     if (tiers != NULL)
-        memcpy(tiers, answer, count);
+        memcpy(tiers, bits, count);
     return reply.state != 0;
 }
 
@@ -331,10 +354,9 @@ static int64_t bl_remove_part(bl_session *session, const uint64_t *keys, uint32_
     bl_removal_wait wait = bl_removal_waits(session, timeout_ns);
     bl_index_query query = {BL_METHOD_REMOVE, 2 * sizeof *keys, keys, {.count = count}, 0};
     bl_block_reply reply;
-    const uint8_t *answer;
-    int status = bl_index_call(session, &query, &reply, &answer, timeout_ns);
+    int status = bl_index_call(session, &query, &reply, NULL, NULL, timeout_ns);
     while (status == -BL_ERROR_REMOVALS_FULL && bl_removal_nap(&wait))
-        status = bl_index_call(session, &query, &reply, &answer, timeout_ns);
+        status = bl_index_call(session, &query, &reply, NULL, NULL, timeout_ns);
     if (status < 0)
         return status;
     if (reply.state >> 1 >= count)
@@ -394,8 +416,7 @@ int64_t bl_hint_blocks(bl_session *session, const uint64_t *keys, uint32_t count
         bl_index_query query = {BL_METHOD_HINT, 2 * sizeof *keys, keys + 2 * (size_t)first,
                                {.count = part, .flags = level, .length = ttl_ms}, 0};
         bl_block_reply reply;
-        const uint8_t *none;
-        int status = bl_index_call(session, &query, &reply, &none, timeout_ns);
+        int status = bl_index_call(session, &query, &reply, NULL, NULL, timeout_ns);
         if (status < 0)
             return status;
         if (reply.state > part - reply.count)
@@ -412,15 +433,12 @@ int bl_index_get_stat(bl_session *session, bl_index_stat *out, uint64_t timeout_
     uint32_t size = 0;
     bl_message message = {
         .method = BL_METHOD_STAT,
-        .reply = session->scratch,
-        .reply_capacity = session->pool->geometry.bulk_size,
+        .reply = (uint8_t *)out,
+        .reply_capacity = sizeof *out,
         .reply_size = &size,
     };
     int status = bl_session_call(session, &message, timeout_ns);
-    if (status < 0)
-        return status;
-    if (size != sizeof *out)
+    if (status == -EMSGSIZE || (status >= 0 && size != sizeof *out))
         return -BL_ERROR_BAD_REPLY;
-    memcpy(out, session->scratch, sizeof *out);
-    return 0;
+    return status < 0 ? status : 0;
 }

@@ -19,9 +19,9 @@ typedef struct bl_lower_query {
     const void *items;
 } bl_lower_query;
 
-/* Make one call. Returns the number of records, which are in the session's scratch, or an error. */
-static int64_t bl_lower_call(bl_session *session, const bl_lower_query *query, uint32_t count_max,
-                             const uint8_t **records, uint64_t timeout_ns)
+/* Make one call. Returns the number of records, or an error. */
+static int64_t bl_lower_call_locked(bl_session *session, const bl_lower_query *query,
+                                    uint32_t count_max, void *records, uint64_t timeout_ns)
 {
     uint32_t size = 0;
     uint8_t *request = session->scratch;
@@ -38,7 +38,7 @@ static int64_t bl_lower_call(bl_session *session, const bl_lower_query *query, u
         .reply_capacity = session->pool->geometry.bulk_size,
         .reply_size = &size,
     };
-    int status = bl_session_call(session, &message, timeout_ns);
+    int status = bl_session_call_locked(session, &message, timeout_ns);
     if (status < 0)
         return status;
     if (size < sizeof reply)
@@ -46,8 +46,20 @@ static int64_t bl_lower_call(bl_session *session, const bl_lower_query *query, u
     memcpy(&reply, answer, sizeof reply);
     if (reply.count > count_max || size != sizeof reply + reply.count * query->record_size)
         return -BL_ERROR_BAD_REPLY;
-    *records = answer + sizeof reply;
+    if (query->record_size > 0)
+        memcpy(records, answer + sizeof reply, reply.count * query->record_size);
     return reply.count;
+}
+
+static int64_t bl_lower_call(bl_session *session, const bl_lower_query *query, uint32_t count_max,
+                             void *records, uint64_t timeout_ns)
+{
+    int64_t status = bl_session_lock(session);
+    if (status < 0)
+        return status;
+    status = bl_lower_call_locked(session, query, count_max, records, timeout_ns);
+    bl_session_unlock(session);
+    return status;
 }
 
 /* Return how many items of this size fit into one message. */
@@ -66,8 +78,7 @@ int64_t bl_onboard(bl_session *session, const uint64_t *keys, uint32_t count, ui
         bl_block_request head = {.count = part, .flags = kind | (done ? BL_ONBOARD_MORE : 0u)};
         bl_lower_query query = {BL_METHOD_ONBOARD, sizeof head, part * 2 * (uint32_t)sizeof *keys,
                                 0, &head, keys + 2 * (size_t)done};
-        const uint8_t *none;
-        int64_t got = bl_lower_call(session, &query, part, &none, timeout_ns);
+        int64_t got = bl_lower_call(session, &query, part, NULL, timeout_ns);
         if (got < 0)
             return got;
         done += (uint32_t)got;
@@ -86,13 +97,11 @@ int bl_tiers(bl_session *session, const uint64_t *keys, uint32_t count, uint8_t 
         bl_block_request head = {.count = part};
         bl_lower_query query = {BL_METHOD_TIERS, sizeof head, part * 2 * (uint32_t)sizeof *keys, 1,
                                 &head, keys + 2 * (size_t)done};
-        const uint8_t *found;
-        int64_t got = bl_lower_call(session, &query, part, &found, timeout_ns);
+        int64_t got = bl_lower_call(session, &query, part, tiers + done, timeout_ns);
         if (got >= 0 && got != part)
             return -BL_ERROR_BAD_REPLY;
         if (got < 0)
             return (int)got;
-        memcpy(tiers + done, found, part);
         done += part;
     }
     return 0;
@@ -106,10 +115,7 @@ int64_t bl_lower_take(bl_session *session, uint64_t token, uint32_t kind, uint32
     bl_lower_request head = {
         .token = token, .count = part, .kind = (uint8_t)kind, .tier = (uint8_t)tier};
     bl_lower_query query = {BL_METHOD_LOWER_TAKE, sizeof head, 0, sizeof *records, &head, NULL};
-    const uint8_t *found;
-    int64_t got = bl_lower_call(session, &query, part, &found, timeout_ns);
-    if (got > 0)
-        memcpy(records, found, (size_t)got * sizeof *records);
+    int64_t got = bl_lower_call(session, &query, part, records, timeout_ns);
     for (int64_t i = 0; i < got && kind == BL_LOWER_OFFLOAD; i++)
         if (records[i].block >= g->block_count_max ||
             !bl_block_within(g, records[i].offset, records[i].length, records[i].chunk_size))
@@ -126,8 +132,7 @@ int64_t bl_lower_report(bl_session *session, uint64_t token, const bl_lower_note
         bl_lower_request head = {.token = token, .count = part};
         bl_lower_query query = {BL_METHOD_LOWER_TELL, sizeof head, part * (uint32_t)sizeof *notes,
                                 0, &head, notes + (left - part)};
-        const uint8_t *none;
-        int64_t got = bl_lower_call(session, &query, part, &none, timeout_ns);
+        int64_t got = bl_lower_call(session, &query, part, NULL, timeout_ns);
         if (got < 0)
             return got;
         left -= part;

@@ -3,6 +3,8 @@
  *
  * The client's calls about tasks, with the checks of their replies.
  */
+#include <errno.h>
+
 #include "format/payload.h"
 #include "index/state.h"
 #include "rpc/session_state.h"
@@ -16,18 +18,14 @@ static int bl_task_call(bl_session *session, uint32_t method, const bl_task_requ
         .method = method,
         .request = (const uint8_t *)request,
         .request_size = sizeof *request,
-        .reply = session->scratch,
-        .reply_capacity = session->pool->geometry.bulk_size,
+        .reply = reply,
+        .reply_capacity = size,
         .reply_size = &got,
     };
     int status = bl_session_call(session, &message, timeout_ns);
-    if (status < 0)
-        return status;
-    if (got != size)
+    if (status == -EMSGSIZE || (status >= 0 && got != size))
         return -BL_ERROR_BAD_REPLY;
-    if (size > 0)
-        memcpy(reply, session->scratch, size);
-    return 0;
+    return status < 0 ? status : 0;
 }
 
 int bl_task_claim(bl_session *session, uint64_t queue, uint32_t visible_ms, bl_task *out,

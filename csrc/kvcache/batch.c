@@ -10,8 +10,9 @@
 
 #include "coherence/guard.h"
 
-void bl_kv_work_free(bl_kv_work *work)
+void bl_kv_work_free(bl_session *session, bl_kv_work *work)
 {
+    bl_session_unuse(session);
     free(work->records);
     free(work->entries);
     free(work->commits);
@@ -21,8 +22,12 @@ void bl_kv_work_free(bl_kv_work *work)
     free(work->checksums);
 }
 
-int bl_kv_work_make(const bl_kv_batch *batch, bl_kv_work *work)
+int bl_kv_work_make(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work)
 {
+    bl_attachment under;
+    int status = bl_session_use(session, &under);
+    if (status < 0)
+        return status;
     size_t count = batch->count ? batch->count : 1;
     uint32_t chunk_size = batch->chunk_size;
     uint32_t chunks = chunk_size ? (batch->length + chunk_size - 1) / chunk_size : 0;
@@ -35,23 +40,25 @@ int bl_kv_work_make(const bl_kv_batch *batch, bl_kv_work *work)
         .statuses = malloc(count * sizeof *work->statuses),
         .index = malloc(count * sizeof *work->index),
         .checksums = calloc(lines, BL_LINE_SIZE),
+        .under = under,
         .chunk_count = chunks,
     };
-    if (work->records && work->entries && work->commits && work->named && work->statuses &&
-        work->index && work->checksums)
+    if (work->records && work->entries && work->commits && work->named &&
+        work->statuses && work->index && work->checksums)
         return 0;
-    bl_kv_work_free(work);
+    bl_kv_work_free(session, work);
     return -ENOMEM;
 }
 
-int bl_kv_pending_make(const bl_kv_batch *batch, bl_kv_pending **out)
+int bl_kv_pending_make(bl_session *session, const bl_kv_batch *batch, bl_kv_pending **out)
 {
     bl_kv_pending *pending = malloc(sizeof *pending);
     if (pending == NULL)
         return -ENOMEM;
+    pending->session = session;
     pending->batch = *batch;
     pending->batch.fragments = NULL; /* only the engine has the fragments */
-    int status = bl_kv_work_make(batch, &pending->work);
+    int status = bl_kv_work_make(session, batch, &pending->work);
     if (status < 0)
         free(pending);
     else
@@ -61,28 +68,22 @@ int bl_kv_pending_make(const bl_kv_batch *batch, bl_kv_pending **out)
 
 void bl_kv_pending_free(bl_kv_pending *pending)
 {
-    bl_kv_work_free(&pending->work);
+    bl_kv_work_free(pending->session, &pending->work);
     free(pending);
-}
-
-int bl_kv_held(const bl_session *session, const bl_kv_work *work)
-{
-    if (*session->parent == 0)
-        return -BL_ERROR_FORKED;
-    return session->attached && session->nonce == work->nonce ? 0 : -BL_ERROR_SESSION_LOST;
 }
 
 /* Report to the server where a device failed, so that it retires the space. */
 static void bl_kv_report(bl_session *session, uint64_t offset, uint64_t timeout_ns)
 {
     bl_retire_request request = {offset};
+    bl_block_reply reply;
     uint32_t size = 0;
     bl_message message = {
         .method = BL_METHOD_RETIRE,
         .request = (const uint8_t *)&request,
         .request_size = sizeof request,
-        .reply = session->scratch,
-        .reply_capacity = session->pool->geometry.bulk_size,
+        .reply = (uint8_t *)&reply,
+        .reply_capacity = sizeof reply,
         .reply_size = &size,
     };
     bl_session_call(session, &message, timeout_ns);

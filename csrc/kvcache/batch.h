@@ -2,8 +2,7 @@
  * Copyright The Beluga Authors
  *
  * The state of a batch of puts (kvcache/put.c) or gets (kvcache/get.c). A batch is one call, or two
- * halves with an engine's copy in between (beluga/transfer). Between the halves nothing else may
- * use the session, because a session that ends loses its grants and pins.
+ * halves with an engine's copy in between (beluga/transfer).
  */
 #ifndef BL_BATCH_H
 #define BL_BATCH_H
@@ -11,7 +10,7 @@
 #include "api/coherence.h"
 #include "api/kvcache.h"
 #include "api/rpc.h"
-#include "rpc/session_state.h"
+#include "index/client.h"
 #include "iosched/throttle.h"
 
 /* The working memory of one batch, besides the caller's arrays. */
@@ -23,10 +22,10 @@ typedef struct bl_kv_work {
     int32_t *statuses;
     uint32_t *index;            /* index of the commit's block in the batch */
     uint32_t *checksums;
-    uint64_t nonce;             /* nonce of the session that holds the grants or pins */
+    bl_attachment under;        /* of the lookup; of a put only the nonce, which has the grants */
+    uint32_t writing;           /* put: 1: the nonce cannot end (bl_session_write) */
     uint32_t chunk_count;
     uint32_t count;             /* number of granted blocks, or of leading hits */
-    uint32_t half;              /* get: half of the server that was called */
     uint32_t after;             /* get: state of the first key after the hits */
     int status;                 /* get: status of the last block's read */
     int fault;                  /* 0, or a negative error that ends the whole call */
@@ -44,6 +43,7 @@ typedef struct bl_kv_copy {
 
 /* The state of a batch between its halves, while an engine copies. */
 struct bl_kv_pending {
+    bl_session *session;
     bl_kv_batch batch;
     bl_kv_work work;
 };
@@ -60,16 +60,13 @@ static inline uint64_t bl_checksums_lines(uint32_t count)
     return (count * sizeof(uint32_t) + BL_LINE_SIZE - 1) & ~(uint64_t)(BL_LINE_SIZE - 1);
 }
 
-/* Returns 0 or -ENOMEM. */
-int bl_kv_work_make(const bl_kv_batch *batch, bl_kv_work *work);
-void bl_kv_work_free(bl_kv_work *work);
+/* Begin a batch: the session is not closed before bl_kv_work_free(). Returns 0 or an error. */
+int bl_kv_work_make(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work);
+void bl_kv_work_free(bl_session *session, bl_kv_work *work);
 
-/* Allocate the state of a batch in two halves. */
-int bl_kv_pending_make(const bl_kv_batch *batch, bl_kv_pending **out);
+/* Begin a batch in two halves. */
+int bl_kv_pending_make(bl_session *session, const bl_kv_batch *batch, bl_kv_pending **out);
 void bl_kv_pending_free(bl_kv_pending *pending);
-
-/* Returns 1 if the session still holds the grants or pins from the beginning. */
-int bl_kv_held(const bl_session *session, const bl_kv_work *work);
 
 /* Report the fault of a copy, while the grant or pin keeps the extent open. This is best effort:
  * the next copy that faults there reports it again. */

@@ -39,21 +39,21 @@ static void bl_entry_look(const bl_session *session, const bl_kv_work *work, uin
     const bl_geometry *g = &session->pool->geometry;
     bl_fence_full(memory); /* after the copy that this read confirms */
     for (uint32_t i = first; i < first + count; i++)
-        bl_invalidate(memory, bl_entry_offset(g, work->records[i].block, work->half), BL_LINE_SIZE);
+        bl_invalidate(memory, bl_entry_offset(g, work->records[i].block, work->under.half), BL_LINE_SIZE);
     bl_fence_full(memory); /* one for the batch: the loads below read memory */
     for (uint32_t i = first; i < first + count; i++)
-        bl_load_line(memory, bl_entry_offset(g, work->records[i].block, work->half),
+        bl_load_line(memory, bl_entry_offset(g, work->records[i].block, work->under.half),
                      &entries[i - first]); /* SYNC entry: pairs with bl_entry_write() */
 }
 
 /* Returns 1 if the server that was called is still the pool's server. This must be read after the
  * entries: a successor writes the other half, so the entries in this half would never change
  * again. */
-static int bl_epoch_stands(const bl_session *session)
+static int bl_epoch_stands(const bl_session *session, const bl_kv_work *work)
 {
     bl_epoch_line now;
     int status = bl_epoch_read(session->pool, &now);
-    return status == 0 && bl_verify(&session->pool->memory, now.epoch == session->epoch);
+    return status == 0 && bl_verify(&session->pool->memory, now.epoch == work->under.epoch);
 }
 
 /* Returns 1 if an entry agrees with the server's record and the caller's batch, and if the bytes
@@ -73,7 +73,7 @@ static int bl_entry_agrees(const bl_session *session, const bl_kv_batch *batch, 
                  bl_block_within(&session->pool->geometry, entry->offset, entry->length,
                                  entry->chunk_size);
     if (agrees)
-        bl_believe(memory, bl_entry_offset(&session->pool->geometry, record->block, session->half));
+        bl_believe(memory, bl_entry_offset(&session->pool->geometry, record->block, work->under.half));
     return agrees;
 }
 
@@ -136,7 +136,7 @@ static void bl_kv_confirm(const bl_session *session, const bl_kv_batch *batch, u
     const bl_block_record *record = &work->records[i];
     uint64_t size = batch->check_checksums ? bl_stored_size(batch->length, batch->chunk_size)
                                   : batch->length;
-    bl_confirm(&pool->memory, bl_entry_offset(&pool->geometry, record->block, session->half),
+    bl_confirm(&pool->memory, bl_entry_offset(&pool->geometry, record->block, work->under.half),
                record->offset, size);
     bl_epoch_confirm(pool, record->offset, size);
 }
@@ -151,7 +151,7 @@ static int bl_kv_read_again(const bl_session *session, const bl_kv_batch *batch,
         bl_kv_read(session, batch, i, work, NULL) < 0)
         return 0;
     bl_entry_look(session, work, i, 1, &after);
-    if (!bl_entry_agrees(session, batch, i, work, &after) || !bl_epoch_stands(session))
+    if (!bl_entry_agrees(session, batch, i, work, &after) || !bl_epoch_stands(session, work))
         return 0;
     bl_kv_confirm(session, batch, i, work);
     return 1;
@@ -170,18 +170,14 @@ static int bl_kv_lookup(bl_session *session, const bl_kv_batch *batch, bl_kv_wor
             else /* a record of another pool: no entry agrees with it */
                 work->records[i] = (bl_block_record){0};
         work->count = batch->count;
-        work->half = session->half;
-        work->nonce = session->nonce;
         return 0;
     }
-    int64_t hits = bl_lookup(session, batch->keys, batch->count, BL_LOOKUP_PIN, work->records,
-                             &work->after, batch->timeout_ns);
+    int64_t hits = bl_lookup_under(session, batch->keys, batch->count, BL_LOOKUP_PIN,
+                                   work->records, &work->after, &work->under, batch->timeout_ns);
     bl_crash_point("get.looked_up");
     if (hits < 0)
         return (int)hits;
     work->count = (uint32_t)hits;
-    work->half = session->half;
-    work->nonce = session->nonce;
     return 0;
 }
 
@@ -205,7 +201,7 @@ static uint32_t bl_kv_second_look(bl_session *session, const bl_kv_batch *batch,
     bl_crash_point("get.copied");
     bl_entry_look(session, work, 0, work->count, work->entries);
     bl_crash_point("get.second_look");
-    if (!bl_epoch_stands(session)) { /* reading again would not help, and no block is damaged */
+    if (!bl_epoch_stands(session, work)) { /* reading again would not help, and no block is damaged */
         memset(states, BL_BLOCK_MISS, work->count);
         return 0;
     }
@@ -216,8 +212,8 @@ static uint32_t bl_kv_second_look(bl_session *session, const bl_kv_batch *batch,
             continue;
         }
         ++*mismatch_count;
-        session->stat.mismatch_count++;
-        session->stat.checksum_count += states[i] == BL_KV_DAMAGED;
+        bl_shared_add(&session->stat.mismatch_count, 1);
+        bl_shared_add(&session->stat.checksum_count, states[i] == BL_KV_DAMAGED);
         states[i] = batch->fragments && bl_kv_read_again(session, batch, i, work) ? BL_BLOCK_HIT
                                                                                  : BL_BLOCK_MISS;
         if (states[i] != BL_BLOCK_HIT && i < leading)
@@ -327,7 +323,7 @@ int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states
 {
     bl_kv_work work;
     bl_kv_hits read = {session, batch, &work, states, mismatch_count, NULL, 0, 0};
-    int status = bl_kv_work_make(batch, &work);
+    int status = bl_kv_work_make(session, batch, &work);
     if (status < 0)
         return status;
     status = bl_kv_lookup(session, batch, &work, states);
@@ -336,7 +332,7 @@ int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states
             status = bl_guarded(&session->pool->memory, bl_kv_hits_guarded, &read);
         status = bl_kv_release(session, batch, &work, status, states);
     }
-    bl_kv_work_free(&work);
+    bl_kv_work_free(session, &work);
     return status < 0 ? status : (int64_t)read.leading;
 }
 
@@ -372,7 +368,7 @@ static int bl_kv_look_guarded(void *context)
 int64_t bl_kv_get_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
                         uint64_t *offsets, uint32_t *checksums, bl_kv_pending **out)
 {
-    int status = bl_kv_pending_make(batch, out);
+    int status = bl_kv_pending_make(session, batch, out);
     if (status < 0)
         return status;
     bl_kv_work *work = &(*out)->work;
@@ -389,12 +385,17 @@ int64_t bl_kv_get_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *
     return status < 0 ? status : hits;
 }
 
-int64_t bl_kv_get_end(bl_session *session, bl_kv_pending *pending, int copied, uint8_t *states,
+int64_t bl_kv_get_end(bl_kv_pending *pending, int copied, uint8_t *states,
                       uint64_t *mismatch_count)
 {
+    bl_session *session = pending->session;
     bl_kv_work *work = &pending->work;
     bl_kv_hits read = {session, &pending->batch, work, states, mismatch_count, NULL, 0, 0};
-    int status = copied < 0 ? copied : bl_kv_held(session, work);
+    int status = copied < 0 ? copied : 0;
+    if (*session->parent == 0) { /* the pins are the parent's */
+        bl_kv_pending_free(pending);
+        return -BL_ERROR_FORKED;
+    }
     if (status == 0 && work->count > 0)
         status = bl_guarded(&session->pool->memory, bl_kv_judge_guarded, &read);
     status = bl_kv_release(session, &pending->batch, work, status, states);

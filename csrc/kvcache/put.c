@@ -16,7 +16,7 @@
 #include "coherence/crash_point.h"
 #include "coherence/guard.h"
 #include "format/payload.h"
-#include "index/names.h"
+#include "index/client.h"
 #include "kvcache/batch.h"
 #include "transfer/block.h"
 
@@ -74,31 +74,48 @@ static uint32_t bl_kv_granted(const bl_kv_batch *batch, bl_kv_work *work, uint8_
     return granted;
 }
 
-/* Reserve space. Returns 0 or an error. */
+static int bl_kv_write_begin(bl_session *session, bl_kv_work *work)
+{
+    int status = bl_session_write(session, work->under.nonce);
+    work->writing = status == 0;
+    return status;
+}
+
+/* Nothing is written to the grants any more: the payload is in memory. */
+static void bl_kv_write_end(bl_session *session, bl_kv_work *work)
+{
+    bl_fence_store(&session->pool->memory); /* before a commit, and before the grants may end */
+    bl_crash_point("put.fenced");
+    if (work->writing)
+        bl_session_written(session);
+    work->writing = 0;
+}
+
+/* Reserve space; if any is granted, writing begins. Returns 0 or an error. */
 static int bl_kv_reserve(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
                          uint8_t *states, int32_t *statuses)
 {
     bl_block_request what = {batch->fingerprint, batch->length, batch->chunk_size, 0,
                              batch->reserve_flags};
-    int status = bl_reserve(session, batch->keys, batch->count, &what, work->records,
-                            batch->timeout_ns);
+    int status = bl_reserve_under(session, batch->keys, batch->count, &what, work->records,
+                                  &work->under.nonce, batch->timeout_ns);
     bl_crash_point("put.reserved");
     if (status < 0)
         return status;
-    work->nonce = session->nonce;
     work->count = bl_kv_granted(batch, work, states, statuses);
-    return 0;
+    return work->count > 0 ? bl_kv_write_begin(session, work) : 0;
 }
 
 /* Abort the grant of a block whose page could not be allocated: only this block is refused. Returns
  * 0 or an error. */
-static int bl_kv_refuse(bl_session *session, const bl_kv_batch *batch, const bl_kv_work *work,
+static int bl_kv_refuse(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
                         uint32_t k, uint8_t *states, int32_t *statuses)
 {
     states[work->index[k]] = BL_BLOCK_REFUSED;
     statuses[work->index[k]] = -BL_ERROR_NO_ROOM;
+    bl_kv_write_end(session, work); /* for the call */
     int64_t status = bl_abort_blocks(session, work->commits + k, 1, batch->timeout_ns);
-    return status < 0 ? (int)status : 0;
+    return status < 0 ? (int)status : bl_kv_write_begin(session, work);
 }
 
 /* Write the granted blocks, and drop those from work that are refused meanwhile. Returns 0 or an
@@ -138,8 +155,6 @@ static int bl_kv_commit_named(bl_session *session, const bl_kv_batch *batch, bl_
 /* Commit the blocks that are granted and written. Returns 0 or an error. */
 static int bl_kv_commit(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work)
 {
-    bl_fence_store(&session->pool->memory); /* all payload is in memory before the commit */
-    bl_crash_point("put.fenced");
     int status = 0;
     if (work->count > 0)
         status = batch->names ? bl_kv_commit_named(session, batch, work)
@@ -154,6 +169,7 @@ static int bl_kv_commit(bl_session *session, const bl_kv_batch *batch, bl_kv_wor
 static int bl_kv_publish(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
                          int written, uint8_t *states, int32_t *statuses)
 {
+    bl_kv_write_end(session, work);
     int status = written < 0 ? written : bl_kv_commit(session, batch, work);
     for (uint32_t k = 0; status == 0 && k < work->count; k++)
         if (work->statuses[k] < 0) {
@@ -161,7 +177,7 @@ static int bl_kv_publish(bl_session *session, const bl_kv_batch *batch, bl_kv_wo
             statuses[work->index[k]] = work->statuses[k];
         }
     /* Nothing writes any more, so the grants that were not committed can be aborted. */
-    if (status < 0 && work->count > 0 && session->attached && session->nonce == work->nonce) {
+    if (status < 0 && work->count > 0 && bl_session_holds(session, work->under.nonce)) {
         bl_kv_retire(session, batch, status);
         bl_abort_blocks(session, work->commits, work->count, batch->timeout_ns);
         for (uint32_t k = 0; status == -BL_ERROR_NO_ROOM && k < work->count; k++) {
@@ -176,7 +192,7 @@ static int bl_kv_publish(bl_session *session, const bl_kv_batch *batch, bl_kv_wo
 int bl_kv_put(bl_session *session, const bl_kv_batch *batch, uint8_t *states, int32_t *statuses)
 {
     bl_kv_work work;
-    int status = bl_kv_work_make(batch, &work);
+    int status = bl_kv_work_make(session, batch, &work);
     if (status < 0)
         return status;
     status = bl_kv_reserve(session, batch, &work, states, statuses);
@@ -184,7 +200,7 @@ int bl_kv_put(bl_session *session, const bl_kv_batch *batch, uint8_t *states, in
         status = bl_kv_publish(session, batch, &work,
                                bl_kv_store(session, batch, &work, states, statuses), states,
                                statuses);
-    bl_kv_work_free(&work);
+    bl_kv_work_free(session, &work);
     return status;
 }
 
@@ -193,7 +209,7 @@ int bl_kv_put(bl_session *session, const bl_kv_batch *batch, uint8_t *states, in
 int bl_kv_put_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
                     int32_t *statuses, uint64_t *offsets, bl_kv_pending **out)
 {
-    int status = bl_kv_pending_make(batch, out);
+    int status = bl_kv_pending_make(session, batch, out);
     if (status < 0)
         return status;
     bl_kv_work *work = &(*out)->work;
@@ -261,15 +277,18 @@ static int bl_kv_checksums_guarded(void *context)
     return 0;
 }
 
-int bl_kv_put_end(bl_session *session, bl_kv_pending *pending, const uint32_t *checksums,
-                  int written,
+int bl_kv_put_end(bl_kv_pending *pending, const uint32_t *checksums, int written,
                   uint8_t *states, int32_t *statuses)
 {
+    bl_session *session = pending->session;
     bl_kv_checksums all = {session, pending, checksums};
-    int held = bl_kv_held(session, &pending->work);
-    int status = written < 0 ? written : held;
-    if (written == -EINPROGRESS && held == 0)
-        bl_session_leave(session); /* the grants are neither committed nor aborted (D15) */
+    int status = written;
+    if (*session->parent == 0) { /* the grants are the parent's */
+        bl_kv_pending_free(pending);
+        return -BL_ERROR_FORKED;
+    }
+    if (written == -EINPROGRESS)
+        bl_session_leave(session, pending->work.under.nonce); /* the grants are neither committed nor aborted (D15) */
     else if (written < 0)
         bl_kv_flush(&session->pool->memory, pending);
     if (status == 0)

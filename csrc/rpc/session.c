@@ -18,7 +18,12 @@
 #include "coherence/guard.h"
 #include "rpc/session_state.h"
 
-enum { BL_DETACH_TIMEOUT_NS = 200 * 1000 * 1000 };
+enum {
+    BL_DETACH_TIMEOUT_NS = 200 * 1000 * 1000,
+    /* A copy waits at most a second for its link (iosched/throttle.c). */
+    BL_WRITERS_TIMEOUT_NS = 2 * 1000 * 1000 * 1000LL,
+    BL_WRITERS_NAP_NS = 50 * 1000
+};
 
 int bl_session_open(const bl_pool *pool, const char *directory, uint32_t host, uint64_t timeout_ns,
                     bl_session **out)
@@ -31,6 +36,8 @@ int bl_session_open(const bl_pool *pool, const char *directory, uint32_t host, u
     session->pool = pool;
     session->host = host;
     session->liveness_lock = -1;
+    bl_mutex_init(&session->lock);
+    bl_mutex_init(&session->writers_lock);
     *out = session; /* before the attachment: a child forked during it finds the session's lock */
     strcpy(session->directory, directory);
     session->parent = mmap(NULL, BL_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
@@ -47,23 +54,115 @@ int bl_session_open(const bl_pool *pool, const char *directory, uint32_t host, u
         status = bl_lobby_attach(session, timeout_ns);
     if (status < 0) {
         *out = NULL;
-        if (session->parent != MAP_FAILED)
-            munmap(session->parent, BL_PAGE_SIZE);
-        bl_waker_close(&session->waker);
-        free(session->scratch);
-        free(session);
+        bl_session_free(session);
     }
     return status;
 }
 
-void bl_session_close(bl_session *session)
+int bl_session_end(bl_session *session, uint64_t timeout_ns)
 {
-    if (*session->parent && session->attached)
+    const bl_memory *memory = &session->pool->memory;
+    uint64_t until_ns = bl_now_ns(memory) + timeout_ns;
+    if (*session->parent == 0)
+        return 1;
+    if (!bl_lock_for(memory, &session->lock, timeout_ns))
+        return 0;
+    session->closed = 1;
+    bl_unlock(memory, &session->lock);
+    while (bl_shared_load(&session->users) > 0) {
+        if (bl_now_ns(memory) >= until_ns)
+            return 0;
+        bl_nap(memory, BL_WRITERS_NAP_NS);
+    }
+    bl_lock(memory, &session->lock); /* a put or get made its last call before */
+    if (session->attached)
         bl_lobby_detach(session, BL_DETACH_TIMEOUT_NS);
+    session->attached = 0;
+    bl_unlock(memory, &session->lock);
+    return 1;
+}
+
+void bl_session_free(bl_session *session)
+{
     bl_waker_close(&session->waker);
-    munmap(session->parent, BL_PAGE_SIZE);
+    if (session->parent != MAP_FAILED)
+        munmap(session->parent, BL_PAGE_SIZE);
+    bl_mutex_destroy(&session->lock);
+    bl_mutex_destroy(&session->writers_lock);
     free(session->scratch);
     free(session);
+}
+
+void bl_session_close(bl_session *session)
+{
+    bl_session_end(session, UINT64_MAX / 4);
+    bl_session_free(session);
+}
+
+int bl_session_lock(bl_session *session)
+{
+    if (*session->parent == 0) /* the lock may be that of a thread of the parent */
+        return -BL_ERROR_FORKED;
+    bl_lock(&session->pool->memory, &session->lock);
+    if (!session->closed)
+        return 0;
+    bl_unlock(&session->pool->memory, &session->lock);
+    return -BL_ERROR_CLOSED;
+}
+
+void bl_session_unlock(bl_session *session)
+{
+    bl_unlock(&session->pool->memory, &session->lock);
+}
+
+int bl_session_use(bl_session *session, bl_attachment *now)
+{
+    int status = bl_session_lock(session);
+    if (status < 0)
+        return status;
+    bl_shared_add(&session->users, 1);
+    if (now != NULL)
+        *now = bl_session_attachment(session);
+    bl_session_unlock(session);
+    return 0;
+}
+
+void bl_session_unuse(bl_session *session)
+{
+    bl_shared_add(&session->users, UINT64_MAX);
+}
+
+/* Add to the number of writers. Returns it. */
+static uint32_t bl_session_writers(bl_session *session, uint32_t more)
+{
+    const bl_memory *memory = &session->pool->memory;
+    bl_lock(memory, &session->writers_lock);
+    uint32_t writers = session->writers += more;
+    bl_unlock(memory, &session->writers_lock);
+    return writers;
+}
+
+int bl_session_write(bl_session *session, uint64_t nonce)
+{
+    bl_lock(&session->pool->memory, &session->lock);
+    int held = session->attached && session->nonce == nonce;
+    if (held)
+        bl_session_writers(session, 1);
+    bl_session_unlock(session);
+    return held ? 0 : -BL_ERROR_SESSION_LOST;
+}
+
+void bl_session_written(bl_session *session)
+{
+    bl_session_writers(session, UINT32_MAX);
+}
+
+int bl_session_holds(bl_session *session, uint64_t nonce)
+{
+    bl_lock(&session->pool->memory, &session->lock);
+    int held = session->attached && session->nonce == nonce;
+    bl_session_unlock(session);
+    return held;
 }
 
 void bl_session_forked(bl_session *session)
@@ -72,28 +171,55 @@ void bl_session_forked(bl_session *session)
         close(session->liveness_lock); /* the child's copy would keep the lock held */
 }
 
-void bl_session_describe(const bl_session *session, bl_session_stat *out)
+int bl_session_describe(bl_session *session, bl_session_stat *out)
 {
+    int status = bl_session_lock(session);
+    if (status < 0)
+        return status;
     *out = session->stat;
     out->epoch = session->epoch;
     out->lane = session->lane;
     out->nonce = session->nonce;
+    bl_session_unlock(session);
+    return 0;
 }
 
-/* Check that this process can use the session, and attach it. Returns 0 or an error. */
+/* Attach the session, if it is not attached. Returns 0 or an error. */
 static int bl_session_ready(bl_session *session, uint64_t timeout_ns)
 {
-    if (*session->parent == 0)
-        return -BL_ERROR_FORKED;
-    if (session->attached)
-        return 0;
-    return bl_lobby_attach(session, timeout_ns);
+    return session->attached ? 0 : bl_lobby_attach(session, timeout_ns);
+}
+
+/* Abandon the nonce: its grants and pins end when this process is proven gone. */
+static void bl_session_abandon(bl_session *session)
+{
+    bl_heartbeat_stop(&session->heartbeat); /* one per session: the next nonce starts another */
+    session->old_nonce = 0;
+    session->attached = 0; /* the lock's descriptor stays open: only this process's end frees it */
+    session->stat.reattach_count++;
+}
+
+/* Wait until no other thread copies into space granted to the nonce. Returns 0 after a while. */
+static int bl_session_quiet(bl_session *session)
+{
+    const bl_memory *memory = &session->pool->memory;
+    uint64_t until_ns = bl_now_ns(memory) + BL_WRITERS_TIMEOUT_NS;
+    while (bl_session_writers(session, 0) > 0) {
+        if (bl_now_ns(memory) >= until_ns)
+            return 0;
+        bl_nap(memory, BL_WRITERS_NAP_NS);
+    }
+    return 1;
 }
 
 /* Publish in the heartbeat line that the nonce has ended, for the next server; a call that attaches
  * under a new nonce also reports this, and does not wait until the server reads heartbeats. */
 static void bl_session_drop(bl_session *session)
 {
+    if (!bl_session_quiet(session)) {
+        bl_session_abandon(session);
+        return;
+    }
     bl_heartbeat_end(&session->heartbeat);
     bl_crash_point("drop.silent");
     bl_session_rest(session);
@@ -108,20 +234,23 @@ static void bl_session_drop(bl_session *session)
 
 int bl_session_devices(bl_session *session)
 {
-    int status = 0;
+    int status = bl_session_lock(session);
+    if (status < 0)
+        return status;
     if (!session->devices && session->attached)
         status = bl_liveness_devices(&session->pool->memory, session->liveness_lock, 1);
     if (status == 0)
         session->devices = 1; /* also for the sessions that follow this one */
+    bl_session_unlock(session);
     return status;
 }
 
-void bl_session_leave(bl_session *session)
+void bl_session_leave(bl_session *session, uint64_t nonce)
 {
-    bl_heartbeat_stop(&session->heartbeat); /* one per session: the next nonce starts another */
-    session->old_nonce = 0;
-    session->attached = 0; /* the lock's descriptor stays open: only this process's end frees it */
-    session->stat.reattach_count++;
+    bl_lock(&session->pool->memory, &session->lock);
+    if (session->attached && session->nonce == nonce)
+        bl_session_abandon(session);
+    bl_session_unlock(session);
 }
 
 typedef struct bl_session_task {
@@ -164,10 +293,20 @@ static int bl_session_attempt(void *context)
     }
 }
 
-int bl_session_call(bl_session *session, const bl_message *message, uint64_t timeout_ns)
+int bl_session_call_locked(bl_session *session, const bl_message *message, uint64_t timeout_ns)
 {
     bl_session_task task = {.session = session, .message = message, .timeout_ns = timeout_ns};
     return bl_session_run(session, bl_session_attempt, &task);
+}
+
+int bl_session_call(bl_session *session, const bl_message *message, uint64_t timeout_ns)
+{
+    int status = bl_session_lock(session);
+    if (status < 0)
+        return status;
+    status = bl_session_call_locked(session, message, timeout_ns);
+    bl_session_unlock(session);
+    return status;
 }
 
 int64_t bl_session_call_bytes(bl_session *session, uint32_t method, const uint8_t *request,
@@ -240,5 +379,10 @@ static int bl_session_pump_all(void *context)
 int bl_session_pump(bl_session *session, const bl_pump *pump, uint64_t timeout_ns)
 {
     bl_session_task task = {.session = session, .pump = pump, .timeout_ns = timeout_ns};
-    return bl_session_run(session, bl_session_pump_all, &task);
+    int status = bl_session_lock(session);
+    if (status < 0)
+        return status;
+    status = bl_session_run(session, bl_session_pump_all, &task);
+    bl_session_unlock(session);
+    return status;
 }

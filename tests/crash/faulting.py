@@ -198,7 +198,7 @@ def _begun_put(scene: Scene, session: Any) -> Call:
     batch = scene.batch()
     assert lib.bl_kv_put_begin(session, batch, *outputs, offsets, pending) == 0
     sums = ffi.new("uint32_t[4]")
-    return lambda: lib.bl_kv_put_end(session, pending[0], sums, 0, *outputs)
+    return lambda: lib.bl_kv_put_end(pending[0], sums, 0, *outputs)
 
 
 def _begun_get(scene: Scene, session: Any) -> Call:
@@ -206,7 +206,7 @@ def _begun_get(scene: Scene, session: Any) -> Call:
     pending, offsets = ffi.new("bl_kv_pending **"), ffi.new("uint64_t[1]")
     sums, batch = ffi.new("uint32_t[4]"), scene.batch()
     assert lib.bl_kv_get_begin(session, batch, states, offsets, sums, pending) == 1
-    return lambda: lib.bl_kv_get_end(session, pending[0], 0, states, count)
+    return lambda: lib.bl_kv_get_end(pending[0], 0, states, count)
 
 
 def _opening(scene: Scene) -> Call:
@@ -472,7 +472,7 @@ SURVIVES: dict[str, Ready] = {
     "bl_index_describe": _index(
         _no_word(lambda m: lib.bl_index_describe(m, _a("bl_index_stat *")))
     ),
-    "bl_session_close": _session(lambda scene, session: scene.client.close),
+    "bl_session_end": _session(lambda scene, session: scene.client.close),
     "bl_session_describe": _session(
         _no_word(lambda s: lib.bl_session_describe(s, _a("bl_session_stat *")))
     ),
@@ -483,7 +483,7 @@ SURVIVES: dict[str, Ready] = {
 
 # These functions use only this process's own memory, and need other arguments than a pool.
 APART = {
-    *("bl_io_queue_create", "bl_session_forked"),
+    *("bl_io_queue_create", "bl_session_forked", "bl_session_free", "bl_session_close"),
     *("bl_function_take", "bl_function_answer"),
 }
 

@@ -132,12 +132,11 @@ def c_calls(session: Any) -> dict[str, Callable[[], int]]:
 
 @needs_a_cpu("it leaves out MADV_WIPEONFORK, by which C knows of a fork")
 def test_every_c_call_is_rejected_after_a_fork_without_python_hooks(cache: KVCache) -> None:
-    with cache.client.lock:
-        session = cache.client.session
-        calls = c_calls(session)
-        results = in_child(
-            ctypes.CDLL(None).fork, lambda: {name: call() for name, call in calls.items()}
-        )
+    session = cache.client.session
+    calls = c_calls(session)
+    results = in_child(
+        ctypes.CDLL(None).fork, lambda: {name: call() for name, call in calls.items()}
+    )
     assert results == dict.fromkeys(calls, FORKED)
     cache.client.ping()
     assert cache.client.stat().reattach_count == 0
@@ -152,10 +151,9 @@ def test_a_put_that_fails_half_way_releases_its_grants(cache: KVCache) -> None:
     fields = {"timeout_ns": TIMEOUT_NS, "count": 3, "fragment_count": 1, "length": 4096}
     pointers = {"keys": ffi.from_buffer("uint64_t[]", words), "fragments": fragments}
     batch = ffi.new("bl_kv_batch *", fields | pointers)
-    with cache.client.lock:
-        session = cache.client.session
-        states, statuses = ffi.new("uint8_t[3]"), ffi.new("int32_t[3]")
-        assert lib.bl_kv_put(session, batch, states, statuses) == -22
+    session = cache.client.session
+    states, statuses = ffi.new("uint8_t[3]"), ffi.new("int32_t[3]")
+    assert lib.bl_kv_put(session, batch, states, statuses) == -22
     stat = cache.stat()
     assert (stat.grant_count, stat.abort_count, stat.block_count) == (0, 3, 0)
     assert stat.free_stripe_count == stat.stripe_count

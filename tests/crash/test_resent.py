@@ -182,7 +182,7 @@ class _Hasty:
     """A client's session, with another timeout."""
 
     def __init__(self, client: Client, timeout_s: float) -> None:
-        self.lock, self.session, self.timeout_s = client.lock, client.session, timeout_s
+        self.session, self.timeout_s = client.session, timeout_s
 
 
 def test_an_abort_of_a_lost_grant_has_no_effect(

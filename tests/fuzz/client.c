@@ -150,9 +150,9 @@ static void kv_engine_call(const bl_kv_batch *batch, int put)
                                pool->geometry.size - offsets[i]),
                       "what an engine copies lies in the pool");
         if (put)
-            bl_kv_put_end(&session, pending, checksums, 0, states, statuses);
+            bl_kv_put_end(pending, checksums, 0, states, statuses);
         else
-            bl_kv_get_end(&session, pending, 0, states, &mismatches);
+            bl_kv_get_end(pending, 0, states, &mismatches);
     }
     free(checksums);
 }

@@ -18,7 +18,6 @@ from support import role
 from support.soft_dsa import soft_portal
 
 from beluga import IndexServer, KVCache, Pool
-from beluga._ffi import ffi, lib
 from beluga.errors import LayoutError, TransferError
 from beluga.index import BlockState, check_pool
 from beluga.kvcache import CHUNK_SIZE, Run
@@ -228,33 +227,6 @@ def test_pins_are_released_after_a_failed_read_of_an_engine(
         cache.get(digests(3), np.zeros_like(blocks))
     assert cache.stat().pinned_count == 0
     assert cache.get(digests(3), np.zeros_like(blocks)).hits == 3
-
-
-def test_a_session_lost_during_a_copy_stores_nothing(
-    pool: Pool, caches: Callable[..., KVCache]
-) -> None:
-    """A put whose session was replaced must not write its blocks any more."""
-    cache = caches()
-    keys = cache.keys(digests(1))
-    batch = ffi.new(
-        "bl_kv_batch *",
-        {
-            "keys": ffi.from_buffer("uint64_t[]", keys),
-            "timeout_ns": 10**9,
-            "count": 1,
-            "length": 4096,
-        },
-    )
-    outputs = ffi.new("uint8_t[1]"), ffi.new("int32_t[1]")
-    offsets, pending = ffi.new("uint64_t[1]"), ffi.new("bl_kv_pending **")
-    other = caches()
-    with cache.client.lock, other.client.lock:
-        session, stranger = cache.client.session, other.client.session
-        assert lib.bl_kv_put_begin(session, batch, *outputs, offsets, pending) == 0
-        assert outputs[0][0] == BlockState.GRANTED
-        code = lib.bl_kv_put_end(stranger, pending[0], ffi.NULL, 0, *outputs)
-    assert code == -lib.BL_ERROR_SESSION_LOST
-    assert cache.lookup(digests(1)) == 0
 
 
 LAYERS, BLOCKS, BLOCK_SIZE, HEADS, HEAD_SIZE = 3, 7, 16, 4, 80

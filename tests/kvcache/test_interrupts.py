@@ -75,7 +75,7 @@ class Scene:
         No other session's bytes have changed, only ``left`` blocks stay taken, and the cache works.
         """
         self.gate.set()
-        self.mine.stat()  # waits for every user of its session
+        self.idle()
         found = np.zeros((COUNT, LENGTH), np.uint8)
         for seed in range(2):  # the second one may need the first one's buffers
             keys, blocks = self.fresh(), payload(COUNT, LENGTH, seed=seed)
@@ -90,6 +90,12 @@ class Scene:
         stat = self.mine.stat()
         assert (stat.grant_count, stat.pinned_count) == (left, 0)
         assert self.other.remove(theirs[0]) == COUNT
+
+    def idle(self) -> None:
+        """Wait until no batch of ``mine`` runs."""
+        self.mine._worker.submit(lambda _: None).wait()
+        with self.mine._moving:
+            pass
 
     def close(self) -> None:
         self.gate.set()
@@ -355,7 +361,7 @@ class Interrupted(RuleBasedStateMachine):
     def calm(self) -> None:
         """Wait until all remaining threads have ended."""
         self.opener.join()
-        self.scene.mine.stat()
+        self.scene.idle()
         if self.scene.gpu is not None:
             self.scene.gpu.fail_at, self.scene.gpu.silent = 0, False
 

@@ -50,6 +50,7 @@ NUMBERS = {
     "BL_ERROR_DRAINING": (1029, errors.DrainingError),
     "BL_ERROR_REMOVALS_FULL": (1030, errors.RemovalsFullError),
     "BL_ERROR_NO_ROOM": (1031, errors.NoRoomError),
+    "BL_ERROR_CLOSED": (1032, errors.RpcError),
 }
 
 

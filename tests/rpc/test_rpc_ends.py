@@ -115,7 +115,7 @@ def test_at_exit_a_session_that_a_thread_uses_is_left_alone(
 ) -> None:
     monkeypatch.setattr("beluga.rpc.client.EXIT_WAIT_S", 0.01)
     with Client(pool) as client:
-        with client.lock:
+        with client._held.lock:
             client._end()  # as the interpreter does
         assert client.call(METHOD_USER, b"on") == b"on"
 
@@ -165,7 +165,7 @@ def test_a_child_does_not_wait_for_a_call_of_its_parent(
 ) -> None:
     monkeypatch.setattr("beluga.rpc.client.EXIT_WAIT_S", 60.0)
     with Client(pool) as client:
-        with client.lock:  # held by a thread that the child does not have
+        with client._held.lock:  # held by a thread that the child does not have
             closed, ended = in_child(client.close), in_child(client._end)
         assert (closed, ended) == ("None", "None")
         assert client.call(METHOD_USER, b"on") == b"on"

@@ -382,9 +382,8 @@ class Batch:
     def put(self, blocks: Scattered, **more: int) -> int:
         """Put blocks. Returns 0 if all are stored, or an error if none is."""
         states, statuses = ffi.new("uint8_t[]", COUNT), ffi.new("int32_t[]", COUNT)
-        with self.scene.client.lock:
-            session = self.scene.client.session
-            status = lib.bl_kv_put(session, self.struct(blocks, **more), states, statuses)
+        session = self.scene.client.session
+        status = lib.bl_kv_put(session, self.struct(blocks, **more), states, statuses)
         if status == 0:
             assert list(states) == [lib.BL_BLOCK_GRANTED] * COUNT
             assert list(statuses) == [0] * COUNT
@@ -394,23 +393,18 @@ class Batch:
         """Get blocks, and return how many leading blocks are right."""
         states, mismatches = ffi.new("uint8_t[]", COUNT), ffi.new("uint64_t *")
         struct = self.struct(blocks, check_checksums=check_checksums)
-        with self.scene.client.lock:
-            return int(lib.bl_kv_get(self.scene.client.session, struct, states, mismatches))
+        return int(lib.bl_kv_get(self.scene.client.session, struct, states, mismatches))
 
     def offsets(self) -> list[int]:
         """Return the offsets of the blocks in the pool."""
         records, pending = ffi.new("bl_block_record[]", COUNT), ffi.new("uint32_t *")
-        with self.scene.client.lock:
-            session = self.scene.client.session
-            assert (
-                lib.bl_lookup(session, self.words, COUNT, 0, records, pending, TIMEOUT_NS) == COUNT
-            )
+        session = self.scene.client.session
+        assert lib.bl_lookup(session, self.words, COUNT, 0, records, pending, TIMEOUT_NS) == COUNT
         return [record.offset for record in records]
 
     def remove(self) -> None:
-        with self.scene.client.lock:
-            session = self.scene.client.session
-            assert lib.bl_remove_blocks(session, self.words, COUNT, TIMEOUT_NS) == COUNT
+        session = self.scene.client.session
+        assert lib.bl_remove_blocks(session, self.words, COUNT, TIMEOUT_NS) == COUNT
 
 
 def put_and_get(scene: Scene, sizes: list[int], chunk_size: int) -> None:

@@ -9,12 +9,19 @@
 #include "pool/message.h"
 #include "sim/native/world.h"
 
+/* A thread starts or joins the heartbeat's, which is that of its process. */
+static void bl_sim_heartbeat_meet(bl_sim_world *world, bl_sim_process *one, bl_sim_process *other)
+{
+    bl_sim_learn(world, one, bl_sim_snapshot_take(world, other), (uint32_t)world->stat.steps);
+}
+
 int bl_heartbeat_start(bl_heartbeat *heartbeat, const bl_memory *memory, uint64_t offset,
                        uint64_t nonce)
 {
-    bl_sim_process *process = memory->world->current;
+    bl_sim_process *process = bl_sim_leader(memory->world, memory->world->current);
     *heartbeat = (bl_heartbeat){.memory = memory, .offset = offset, .nonce = nonce};
     bl_heartbeat_once(heartbeat);
+    bl_sim_heartbeat_meet(memory->world, process, memory->world->current);
     for (uint32_t i = 0; i < BL_SIM_HEARTBEAT_COUNT; i++)
         if (!process->heartbeat[i]) {
             process->heartbeat[i] = heartbeat;
@@ -28,7 +35,9 @@ void bl_heartbeat_stop(bl_heartbeat *heartbeat)
 {
     if (!heartbeat->running)
         return;
-    bl_sim_process *process = heartbeat->memory->world->current;
+    bl_sim_world *world = heartbeat->memory->world;
+    bl_sim_process *process = bl_sim_leader(world, world->current);
+    bl_sim_heartbeat_meet(world, world->current, process);
     for (uint32_t i = 0; i < BL_SIM_HEARTBEAT_COUNT; i++)
         if (process->heartbeat[i] == heartbeat)
             process->heartbeat[i] = NULL;

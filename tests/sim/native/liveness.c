@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <stdio.h>
 
+#include "coherence/mutex.h"
 #include "liveness/pidfds.h"
 #include "sim/native/world.h"
 
@@ -34,7 +35,8 @@ int bl_liveness_hold(const bl_memory *memory, const char *directory, uint64_t no
     if (world->liveness_count == BL_SIM_LIVENESS_COUNT)
         return -ENFILE;
     world->liveness_lock[world->liveness_count] =
-        (bl_sim_liveness){.nonce = nonce, .holder = world->current, .host = memory->host};
+        (bl_sim_liveness){.nonce = nonce, .holder = bl_sim_leader(world, world->current),
+                          .host = memory->host};
     return (int)world->liveness_count++;
 }
 
@@ -62,9 +64,37 @@ int bl_liveness_has_devices(const bl_memory *memory, int descriptor)
 }
 
 /* The kernel releases a dead process's lock while its devices may still write. */
-static int bl_sim_unlocked(const bl_sim_process *holder)
+static int bl_sim_unlocked(const bl_sim_world *world, const bl_sim_process *holder)
 {
-    return holder->state != BL_SIM_READY && holder->store_count == 0;
+    for (uint32_t i = 0; i < world->process_count; i++)
+        if (world->process[i]->leader == holder->number &&
+            (world->process[i]->state == BL_SIM_READY || world->process[i]->store_count > 0))
+            return 0;
+    return 1;
+}
+
+/* Let the running process learn what all threads of a dead one have written. */
+static void bl_sim_inherit(bl_sim_world *world, const bl_sim_process *holder)
+{
+    for (uint32_t i = 0; i < world->process_count; i++)
+        if (world->process[i]->leader == holder->number) {
+            bl_sim_note_release(world->process[i]);
+            bl_sim_learn(world, world->current, bl_sim_snapshot_take(world, world->process[i]),
+                         (uint32_t)world->stat.steps);
+        }
+}
+
+/* Return a snapshot of what the threads of the running process have fenced: the kernel, or the
+ * thread's own synchronization, has ordered that before what follows. */
+static uint32_t bl_sim_fenced(bl_sim_world *world)
+{
+    bl_sim_process *self = world->current;
+    bl_sim_fence(world, self);
+    for (uint32_t i = 0; i < world->process_count; i++)
+        if (world->process[i]->leader == self->leader && world->process[i] != self)
+            bl_sim_learn(world, self, bl_sim_snapshot_take(world, world->process[i]),
+                         (uint32_t)world->stat.steps);
+    return bl_sim_snapshot_take(world, self);
 }
 
 int bl_liveness_gone(const bl_memory *memory, int descriptor)
@@ -73,12 +103,10 @@ int bl_liveness_gone(const bl_memory *memory, int descriptor)
     bl_sim_liveness *liveness_lock = &world->liveness_lock[descriptor];
     if (liveness_lock->holder &&
         !(liveness_lock->has_devices ? bl_sim_gone(liveness_lock->holder)
-          : bl_sim_unlocked(liveness_lock->holder)))
+          : bl_sim_unlocked(world, liveness_lock->holder)))
         return 0;
-    if (liveness_lock->holder) {
-        bl_sim_note_release(liveness_lock->holder);
-        liveness_lock->snapshot = bl_sim_snapshot_take(world, liveness_lock->holder);
-    }
+    if (liveness_lock->holder)
+        bl_sim_inherit(world, liveness_lock->holder);
     bl_sim_learn(world, world->current, liveness_lock->snapshot, (uint32_t)world->stat.steps);
     return 1;
 }
@@ -89,9 +117,9 @@ void bl_liveness_end(const bl_memory *memory, const char *directory, uint64_t no
     (void)directory;
     bl_sim_world *world = memory->world;
     int found = remove ? bl_sim_liveness_find(memory, nonce) : -ENOENT;
-    if (descriptor >= 0 && world->liveness_lock[descriptor].holder == world->current) {
-        bl_sim_fence(world, world->current);
-        world->liveness_lock[descriptor].snapshot = bl_sim_snapshot_take(world, world->current);
+    if (descriptor >= 0 && world->liveness_lock[descriptor].holder ==
+                               bl_sim_leader(world, world->current)) {
+        world->liveness_lock[descriptor].snapshot = bl_sim_fenced(world);
         world->liveness_lock[descriptor].holder = NULL;
     }
     if (found >= 0)
@@ -169,24 +197,44 @@ int bl_host_lock(const bl_memory *memory, const char *directory, const char *nam
         strcpy(lock->name, name);
         lock->host = memory->host;
         world->lock_count++;
-    } else if (lock->holder && !bl_sim_unlocked(lock->holder)) {
+    } else if (lock->holder && !bl_sim_unlocked(world, lock->holder)) {
         return -EAGAIN;
     } else if (lock->holder) {
-        bl_sim_note_release(lock->holder);
-        lock->snapshot = bl_sim_snapshot_take(world, lock->holder);
+        bl_sim_inherit(world, lock->holder);
     }
     bl_sim_learn(world, world->current, lock->snapshot, (uint32_t)world->stat.steps);
     bl_sim_fence(world, world->current);
-    lock->holder = world->current;
+    lock->holder = bl_sim_leader(world, world->current);
     return (int)i;
 }
 
 void bl_host_unlock(const bl_memory *memory, int descriptor)
 {
     bl_sim_world *world = memory->world;
-    bl_sim_fence(world, world->current);
-    world->lock[descriptor].snapshot = bl_sim_snapshot_take(world, world->current);
+    world->lock[descriptor].snapshot = bl_sim_fenced(world);
     world->lock[descriptor].holder = NULL;
+}
+
+/* Threads of one process: a mutex passes on what its holder has fenced. */
+
+enum { BL_SIM_LOCK_NAP_NS = 1000 };
+
+void bl_sim_mutex_lock(const bl_memory *memory, bl_mutex *mutex)
+{
+    bl_sim_world *world = memory->world;
+    while (mutex->held)
+        bl_nap(memory, BL_SIM_LOCK_NAP_NS);
+    mutex->held = 1;
+    if (world->current)
+        bl_sim_learn(world, world->current, mutex->snapshot, (uint32_t)world->stat.steps);
+}
+
+void bl_sim_mutex_unlock(const bl_memory *memory, bl_mutex *mutex)
+{
+    bl_sim_world *world = memory->world;
+    mutex->held = 0;
+    if (world->current)
+        mutex->snapshot = bl_sim_snapshot_take(world, world->current);
 }
 
 int bl_boot_id(const bl_memory *memory, uint64_t boot_id[2])

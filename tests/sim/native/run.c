@@ -118,7 +118,7 @@ int bl_sim_spawn(bl_sim_world *world, uint32_t host, bl_sim_body *body, void *ar
     }
     process->pool = world->pool;
     process->pool.memory.host = host;
-    process->number = world->process_count;
+    process->number = process->leader = world->process_count;
     process->body = body;
     process->argument = argument;
     getcontext(&process->context);
@@ -128,6 +128,15 @@ int bl_sim_spawn(bl_sim_world *world, uint32_t host, bl_sim_body *body, void *ar
                 (uint32_t)((uintptr_t)world >> 32), (uint32_t)(uintptr_t)world);
     world->process[world->process_count] = process;
     return (int)world->process_count++;
+}
+
+int bl_sim_thread(bl_sim_world *world, bl_sim_body *body, void *argument)
+{
+    const bl_sim_process *leader = bl_sim_leader(world, world->current);
+    int number = bl_sim_spawn(world, leader->pool.memory.host, body, argument);
+    if (number >= 0)
+        world->process[number]->leader = leader->number;
+    return number;
 }
 
 int bl_sim_world_run(bl_sim_world *world)

@@ -117,7 +117,7 @@ uint64_t bl_sim_clock(const bl_sim_world *world, uint32_t host)
 
 /* ---- Deaths. */
 
-void bl_sim_lose(bl_sim_world *world, bl_sim_process *process)
+static void bl_sim_lose_thread(bl_sim_world *world, bl_sim_process *process)
 {
     uint32_t stored = (uint32_t)bl_sim_below(world, process->store_count + 1);
     process->state = BL_SIM_KILLED;
@@ -126,15 +126,23 @@ void bl_sim_lose(bl_sim_world *world, bl_sim_process *process)
         stored += process->store[stored].pieces != 0;
     }
     process->store_count = stored;
-    world->stat.deaths++;
     bl_sim_device_lose(world, process);
+}
+
+void bl_sim_lose(bl_sim_world *world, bl_sim_process *process)
+{
+    world->stat.deaths++;
+    for (uint32_t i = 0; i < world->process_count; i++)
+        if (world->process[i]->leader == process->leader &&
+            world->process[i]->state == BL_SIM_READY)
+            bl_sim_lose_thread(world, world->process[i]);
 }
 
 void bl_sim_kill(bl_sim_world *world, uint32_t process)
 {
     if (world->process[process]->state == BL_SIM_READY)
         bl_sim_lose(world, world->process[process]);
-    if (world->current == world->process[process])
+    if (world->current && world->current->state != BL_SIM_READY)
         bl_sim_end_turn(world);
 }
 

@@ -100,6 +100,7 @@ typedef int bl_sim_body(bl_pool *pool, void *argument);
 typedef struct bl_sim_process {
     bl_pool pool;
     uint32_t number;
+    uint32_t leader;            /* of a thread: the process that it belongs to; else number */
     enum bl_sim_state state;
     uint32_t paused;            /* 1: does not run until another process resumes it */
     uint32_t faint;             /* 1: runs, but its heartbeat thread does not */
@@ -369,6 +370,17 @@ void bl_sim_world_destroy(bl_sim_world *world);
 /* Start a process that runs body(its pool, argument). Returns its number, -ENOSPC or -ENOMEM. A
  * running process may call it. A negative result of body ends the run. */
 int bl_sim_spawn(bl_sim_world *world, uint32_t host, bl_sim_body *body, void *argument);
+
+/* Start a thread of the running process, which has its own store buffer and turns, and dies with
+ * the process. The process exits after its threads. Returns as bl_sim_spawn(). */
+int bl_sim_thread(bl_sim_world *world, bl_sim_body *body, void *argument);
+
+/* Return the process that a thread belongs to. */
+static inline bl_sim_process *bl_sim_leader(const bl_sim_world *world,
+                                            const bl_sim_process *thread)
+{
+    return world->process[thread->leader];
+}
 
 /* Run until every process has exited or was killed. Returns 0, the negative result of a body, or
  * -ETIME. */

@@ -88,7 +88,7 @@ static int bl_engine_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
         bl_engine_doom(kv);
     }
     if (bl_engine_leaves(kv, buffers)) {
-        status = bl_kv_put_end(session, pending, NULL, -EINPROGRESS, buffers->states,
+        status = bl_kv_put_end(pending, NULL, -EINPROGRESS, buffers->states,
                                buffers->statuses);
         return status == -EINPROGRESS ? 0 : -EBADMSG;
     }
@@ -99,7 +99,7 @@ static int bl_engine_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
         if (!fails)
             bl_device_written(memory, offsets[i], batch->length);
     }
-    status = bl_kv_put_end(session, pending, NULL, fails ? -ECANCELED : 0, buffers->states,
+    status = bl_kv_put_end(pending, NULL, fails ? -ECANCELED : 0, buffers->states,
                            buffers->statuses);
     return fails ? bl_engine_failed(buffers, status) : status;
 }
@@ -129,7 +129,7 @@ static int bl_engine_get(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
         bl_sim_device_wait(memory, bl_sim_device_read(memory, offsets[i], buffers->payloads[i],
                                                       batch->length));
     }
-    hits = bl_kv_get_end(session, pending, 0, buffers->states, &mismatch_count);
+    hits = bl_kv_get_end(pending, 0, buffers->states, &mismatch_count);
     kv->path.world->stat.torn_lines += mismatch_count;
     int status = hits < 0 ? (int)hits : 0;
     for (uint32_t i = 0; i < hits && status == 0; i++)

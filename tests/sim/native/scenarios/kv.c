@@ -249,6 +249,64 @@ int bl_path_kv_calm(bl_sim_world *world)
     return bl_kv_run(&kv);
 }
 
+/* ---- kv_threads: the threads of a process share its session. A call of one attaches it anew while
+ * another copies: its grants must not end before. */
+
+typedef struct bl_kv_team {
+    bl_kv *kv;
+    bl_session *session;
+} bl_kv_team;
+
+static int bl_kv_rounds(bl_kv_team *team)
+{
+    int status = 0;
+    for (uint32_t i = 0; i < BL_KV_THREAD_ROUNDS && status == 0; i++) {
+        bl_kv_buffers buffers;
+        bl_kv_prepare(team->kv, &buffers);
+        status = bl_sim_below(team->kv->path.world, 2)
+                     ? bl_kv_try_put(team->kv, team->session, &buffers)
+                     : bl_kv_try_get(team->kv, team->session, &buffers);
+    }
+    return status;
+}
+
+static int bl_kv_thread(bl_pool *pool, void *argument)
+{
+    (void)pool;
+    return bl_kv_rounds(argument);
+}
+
+static int bl_kv_share(bl_pool *pool, void *argument)
+{
+    bl_kv_team team = {.kv = argument};
+    bl_sim_world *world = team.kv->path.world;
+    int thread[BL_KV_THREADS];
+    int status = bl_path_attach(&team.kv->path, pool, &team.session);
+    if (status < 0)
+        return status;
+    for (uint32_t i = 0; i < BL_KV_THREADS; i++)
+        if ((thread[i] = bl_sim_thread(world, bl_kv_thread, &team)) < 0)
+            return thread[i];
+    status = bl_kv_rounds(&team);
+    for (uint32_t i = 0; i < BL_KV_THREADS; i++)
+        while (bl_sim_alive(world, (uint32_t)thread[i]))
+            bl_nap(&pool->memory, BL_KV_THREAD_NAP_NS);
+    bl_session_close(team.session);
+    return status;
+}
+
+int bl_path_kv_threads(bl_sim_world *world)
+{
+    bl_kv kv = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
+                         .server_deaths = 3, .server_verbs = BL_KV_SERVER_VERBS},
+                .shape_keys = BL_KV_SHAPE_KEYS};
+    for (uint32_t host = 0; host < 3; host++)
+        bl_path_client(&kv.path, host, bl_kv_share);
+    if (bl_sim_below(world, 2))
+        bl_sim_kill_after(world, kv.path.client[0], 1 + bl_sim_below(world, BL_KV_SERVER_VERBS));
+    return bl_path_run(&kv.path);
+}
+
 /* ---- kv_full: the same with blocks that fill their space. */
 
 int bl_path_kv_full(bl_sim_world *world)

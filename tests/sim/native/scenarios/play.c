@@ -64,6 +64,7 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"kv_calm", bl_path_kv_calm, 0},
     {"kv_names", bl_path_kv_names, 0},
     {"kv_full", bl_path_kv_full, 0},
+    {"kv_threads", bl_path_kv_threads, 0},
     {"followed", bl_path_followed, 8},
     {"below", bl_path_below, 8},
     {"range", bl_path_range, 0},

@@ -85,6 +85,7 @@ int bl_path_kv_stops(bl_sim_world *world);
 int bl_path_kv_silent(bl_sim_world *world);
 int bl_path_kv_calm(bl_sim_world *world);
 int bl_path_kv_names(bl_sim_world *world);
+int bl_path_kv_threads(bl_sim_world *world);
 
 /* scenarios/names.c */
 int bl_path_followed(bl_sim_world *world);
