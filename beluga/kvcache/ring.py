@@ -49,7 +49,7 @@ class Ticket(Generic[T]):
         self._error: BaseException | None = None
         self._then: list[Callable[[Ticket[T]], object]] = []
         self.cancelled = False
-        """Whether the caller needs no result. The operation may end early, and publishes nothing."""
+        """Whether the caller needs no result; it may end early, and publishes nothing."""
 
     def done(self) -> bool:
         """Return whether it has ended."""
