@@ -2,16 +2,20 @@
 # Copyright The Beluga Authors
 """A connection: a session with the pool that reconnects. Every failure is a miss.
 
-An engine must start, run and stop whether or not its pool is available. A Connection attaches on
-its own thread, repeatedly; while it is not attached, every attempt fails at once. A failed attempt
+An engine must start, run and stop whether or not its pool is available. A connection attaches in
+the background, repeatedly; while it is not attached, every attempt fails at once. A failed attempt
 detaches: the engine has waited up to ``timeout_ms`` for that one call, and waits for no other call
-until the thread has attached again. (A server that is replaced within that time is not a failure,
-because the session finds its successor within the call.)
+until the connection is attached again. (A server that is replaced within that time is not a
+failure, because the session finds its successor within the call.)
+
+All threads of a process share one connection. It has two workers, so that what a request waits for
+never waits for the rest.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import threading
@@ -20,14 +24,20 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, TypeVar
 
 from beluga.connectors.settings import LINK_OFF
-from beluga.errors import BelugaError, PoolError, TransferError, is_of_request
-from beluga.kvcache import KVCache, Namespace
+from beluga.errors import (
+    BelugaError,
+    ForkedSessionError,
+    PoolError,
+    TransferError,
+    is_of_request,
+)
+from beluga.kvcache import KVCache, Namespace, OpTicket, OpWorker
 from beluga.limit import LogLimit, and_more, kind_of
 from beluga.pool import Pool
 from beluga.rpc import KINDS, Client
-from beluga.threads import Thread
 from beluga.transfer import (
     IoHandle,
+    Link,
     TransferClass,
     TransferStats,
     default_threads,
@@ -46,21 +56,34 @@ T = TypeVar("T")
 
 CACHES_MAX = 256  # per session: LMCache's namespaces have the salts that its clients choose
 SETTLE_S = 10.0  # longest wait of a starting engine
+NICENESS = 10  # of the background: the engine's threads get about ten times the CPU share
+_PREFAULT_BYTES = 1 << 30  # at a time, so that saves need not wait for the whole pool
+
+
+def _cpu(_: Pool) -> None:
+    return None
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Side:
+    """A kind of copies over a connection. Those of one side can be stopped, and are in the class
+    ``read_class`` if they are gets. ``engine`` is called with the pool, and returns a copy engine,
+    or None for blocks in host memory.
+    """
+
+    engine: Callable[[Pool], CopyEngine | None] = _cpu
+    read_class: TransferClass = TransferClass.ONBOARD
+
+
+HOST = Side()
+"""Copies between the pool and host memory."""
 
 
 class Attachment:
-    """A pool, a session, its caches and their I/O handle at the host's link, from attaching to the
-    first failure. ``read_class`` is the class of gets on the link.
-    """
+    """A pool, a session and its caches, from attaching to the first failure. Thread-safe."""
 
-    def __init__(
-        self,
-        settings: PoolSettings,
-        *,
-        read_class: TransferClass = TransferClass.ONBOARD,
-        logger: logging.Logger | None = None,
-    ) -> None:
-        self._settings, self._read_class = settings, read_class
+    def __init__(self, settings: PoolSettings, *, logger: logging.Logger | None = None) -> None:
+        self._settings = settings
         self._threads = settings.load_threads or default_threads()
         timeout_s = settings.timeout_ms / 1000
         paths = [path for path in (settings.pool or "").split(":") if path]
@@ -70,18 +93,21 @@ class Attachment:
         except BaseException:
             self.pool.close()
             raise
-        self._caches: OrderedDict[bytes, KVCache] = OrderedDict()  # the last used one is last
+        self._lock = threading.Lock()
+        # The last used one is last.
+        self._caches: OrderedDict[tuple[bytes, Side], KVCache] = OrderedDict()
         self.record_pins: dict[bytes, tuple[bytes, Pins]] = {}  # of the records module
-        self.io_handle = self._placed(logger or logging.getLogger(__name__))
+        self._link = self._placed(logger or logging.getLogger(__name__))
+        self._handles: dict[Side, IoHandle] = {}
 
-    def _placed(self, logger: logging.Logger) -> IoHandle | None:
-        """Register with the host's link. Returns None if the link cannot be used, because copies
-        must never wait for it.
+    def _placed(self, logger: logging.Logger) -> Link | None:
+        """Return the host's link, or None if it cannot be used, because copies must never wait for
+        it.
         """
         if self._settings.link == LINK_OFF:
             return None
         try:
-            return IoHandle(host_link(self.pool, parse_settings(self._settings.link)))
+            return host_link(self.pool, parse_settings(self._settings.link))
         except (TransferError, PoolError, OSError) as error:
             logger.warning("beluga: copies are not throttled: %s", error)
             return None
@@ -93,57 +119,65 @@ class Attachment:
 
     def transfer_stats(self) -> dict[TransferClass, TransferStats]:
         """Return what the link scheduler admitted for this session, by class."""
-        if self.io_handle is None:
-            return {}
-        return {kind: self.io_handle.transfer_stats(kind) for kind in TransferClass}
-
-    def cache(
-        self, namespace: Namespace, engine: Callable[[Pool], CopyEngine | None] = lambda _: None
-    ) -> KVCache:
-        """Return the cache of a namespace on this session. ``engine`` is called with the pool and
-        returns a copy engine, or None for blocks in host memory. The cache is open until
-        CACHES_MAX other namespaces were used.
-        """
-        cache = self._caches.get(namespace.digest)
-        if cache is None:
-            driver = engine(self.pool)
-            cache = KVCache(
-                self.client,
-                namespace=namespace,
-                check_checksums=self._settings.check_checksums,
-                timeout_s=self.client.timeout_s,
-                threads=self._threads,
-                engine=driver or self._settings.engine,
-                link=self.io_handle,
-                read_class=self._read_class,
-                onboard=self.onboard_s > 0,
+        handles = list(self._handles.values())
+        return {
+            kind: functools.reduce(
+                TransferStats.plus, (h.transfer_stats(kind) for h in handles), TransferStats()
             )
-            self._caches[namespace.digest] = cache
-            if len(self._caches) > CACHES_MAX:
-                self._caches.popitem(last=False)[1].close()
-        self._caches.move_to_end(namespace.digest)
+            for kind in TransferClass
+        }
+
+    def handle(self, side: Side) -> IoHandle | None:
+        """Return the handle of a side at the host's link, or None without a link."""
+        handle = self._handles.get(side)
+        if handle is None and self._link is not None:
+            handle = self._handles.setdefault(side, IoHandle(self._link))
+        return handle
+
+    def cache(self, namespace: Namespace, side: Side = HOST) -> KVCache:
+        """Return the cache of a namespace on this session. It is open until CACHES_MAX other ones
+        were used.
+        """
+        with self._lock:
+            cache = self._caches.get((namespace.digest, side))
+            if cache is None:
+                cache = KVCache(
+                    self.client,
+                    namespace=namespace,
+                    check_checksums=self._settings.check_checksums,
+                    timeout_s=self.client.timeout_s,
+                    threads=self._threads,
+                    engine=side.engine(self.pool) or self._settings.engine,
+                    link=self.handle(side),
+                    read_class=side.read_class,
+                    onboard=self.onboard_s > 0,
+                )
+                self._caches[namespace.digest, side] = cache
+                if len(self._caches) > CACHES_MAX:
+                    self._caches.popitem(last=False)[1].close()
+            self._caches.move_to_end((namespace.digest, side))
         return cache
 
     def close(self) -> None:
-        """End the session and unmap the pool, after the running call."""
+        """End the session and unmap the pool, after the running calls."""
         self.pool.close()
         for cache in self._caches.values():
             cache.close()
-        if self.io_handle is not None:
-            self.io_handle.close()
-            self.io_handle.link.close()
+        for handle in self._handles.values():
+            handle.close()
+        if self._link is not None:
+            self._link.close()
 
 
 class Connection:
-    """Attaches to the pool, stays attached, and returns None on failures. For one thread only.
+    """Attaches to the pool, stays attached, and returns None on failures. Thread-safe.
 
-    ``name`` appears in warnings. ``prefault`` touches the whole pool after attaching, on the
-    connection's thread, so that the first copies are as fast as later ones. ``read_class`` is the
-    class of gets on the host's link to the pool. ``engine`` is the kind of client in the server's
-    metrics, one of :data:`beluga.rpc.KINDS`.
+    ``name`` appears in warnings. ``prefault`` touches the whole pool after attaching, in the
+    background, so that the first copies are as fast as later ones. ``engine`` is the kind of client
+    in the server's metrics, one of :data:`beluga.rpc.KINDS`.
     """
 
-    def __init__(  # noqa: PLR0913  keyword-only but the first
+    def __init__(
         self,
         settings: PoolSettings,
         *,
@@ -151,24 +185,20 @@ class Connection:
         engine: str = KINDS[0],
         logger: logging.Logger,
         prefault: bool = False,
-        read_class: TransferClass = TransferClass.ONBOARD,
     ) -> None:
         self.failure_count = 0
         self._settings, self._engine = settings, engine
-        self._name, self._logger, self._prefault = name, logger, prefault
-        self._read_class = read_class
+        self._name, self._logger, self._prefaults = name, logger, prefault
         self._transfer_stats = {
             kind: TransferStats() for kind in TransferClass
         }  # of ended sessions
         self._attachment: Attachment | None = None
-        self._broken: list[Attachment] = []  # the thread closes these, because closing may wait
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._broken: list[Attachment] = []  # to be closed in the background: closing may wait
+        self._changed = threading.Condition(threading.Lock())
         self._closing = False
-        self._tried = False  # whether the first attempt to attach has ended
         self._limit = LogLimit()
-        self._thread = Thread(target=self._keep, name=f"beluga-{name}", daemon=True)
-        self._thread.start()
+        self._urgent, self._background = OpWorker(), OpWorker(niceness=NICENESS)
+        self._first = self._background.submit(self._attach)
 
     @property
     def attached(self) -> bool:
@@ -191,9 +221,9 @@ class Connection:
         An engine calls this at its start, so that its first prompt does not miss because the
         session is not there yet. A server that does not reply costs ``timeout_ms``.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._attachment is not None or self._tried, SETTLE_S)
-            return self._attachment is not None
+        with contextlib.suppress(TimeoutError):
+            self._first.wait(SETTLE_S)
+        return self.attached
 
     def attempt(self, doing: str, call: Callable[[Attachment], T]) -> T | None:
         """Return the result of ``call``, or None if the pool is not available or ``call`` failed.
@@ -212,50 +242,87 @@ class Connection:
             return call(attachment)
         except Exception as error:
             if isinstance(error, (BelugaError, OSError)) and not is_of_request(error):
-                with self._changed:
-                    if self._attachment is attachment:
-                        self._attachment = None
-                        self._broken.append(attachment)
-                        self._changed.notify_all()
+                self._detach(attachment)
             self._fail(doing, error, started_s)
         return None
+
+    def submit(self, call: Callable[[OpTicket[T]], T], *, urgent: bool) -> OpTicket[T]:
+        """Queue ``call`` for the worker of what a request waits for (``urgent``), or for the
+        background's, and return at once. Each worker executes its calls in order.
+
+        ``call`` gets its ticket, and makes attempts. An exception is logged. After :meth:`close`
+        the ticket has ended with an RpcError.
+        """
+
+        def logged(ticket: OpTicket[T]) -> T:
+            try:
+                return call(ticket)
+            except Exception:
+                self._logger.exception("an operation of beluga's failed")
+                raise
+
+        return (self._urgent if urgent else self._background).submit(logged)
+
+    def finish(self, call: Callable[[], T], *, urgent: bool) -> T | None:
+        """Execute a call after the submitted ones, and wait for its result. Returns None after
+        :meth:`close`, and if it raises. From within a call of that worker, it is executed at once.
+        """
+        worker = self._urgent if urgent else self._background
+        if worker.is_current:
+            return call()
+        try:
+            return self.submit(lambda _: call(), urgent=urgent).wait()
+        except Exception:
+            return None
 
     def transfer_stats(self) -> dict[TransferClass, TransferStats]:
         """Return what the link scheduler admitted for this session and earlier ones, by class, and
         how long the pieces waited.
         """
-        with self._lock:
-            now = {} if self._attachment is None else self._attachment.transfer_stats()
-            ended = [attachment.transfer_stats() for attachment in self._broken]
+        with self._changed:
+            sessions = [*self._broken, *([self._attachment] if self._attachment else [])]
+            parts = [session.transfer_stats() for session in sessions]
             return {
-                kind: functools.reduce(
-                    TransferStats.plus, (part[kind] for part in (now, *ended) if part), before
-                )
+                kind: functools.reduce(TransferStats.plus, (part[kind] for part in parts), before)
                 for kind, before in self._transfer_stats.items()
             }
 
     @contextlib.contextmanager
-    def stopped(self) -> Iterator[None]:
-        """Stop copies in the meantime: a running one ends at its next piece and none starts. Each
-        raises TransferCancelledError.
+    def stopped(self, side: Side) -> Iterator[None]:
+        """Stop the copies of a side in the meantime: a running one ends at its next piece and none
+        starts. Each raises TransferCancelledError.
         """
         attachment = self._attachment
-        io_handle = None if attachment is None else attachment.io_handle
-        if io_handle is None:
+        handle = None if attachment is None else attachment.handle(side)
+        if handle is None:
             yield
             return
-        io_handle.stop()
+        handle.stop()
         try:
             yield
         finally:
-            io_handle.resume()
+            handle.resume()
 
     def close(self) -> None:
-        """End the session."""
+        """Execute the submitted calls, and end the session. Idempotent."""
         with self._changed:
             self._closing = True
-            self._changed.notify_all()
-        self._thread.join()
+        self._urgent.close()
+        self._background.close()
+        with self._changed:
+            if self._attachment is not None:
+                self._broken.append(self._attachment)
+                self._attachment = None
+        self._end_broken()
+
+    def _detach(self, attachment: Attachment) -> None:
+        with self._changed:
+            if self._attachment is not attachment:
+                return
+            self._attachment = None
+            self._broken.append(attachment)
+        with contextlib.suppress(ForkedSessionError):
+            self._background.submit(self._attach, after_s=self._settings.retry_s)
 
     def _fail(self, doing: str, error: Exception, started_s: float) -> None:
         self.failure_count += 1
@@ -269,42 +336,39 @@ class Connection:
             and_more(suppressed), exc_info=None if expected else error,
         )  # fmt: skip
 
-    def _keep(self) -> None:
-        """Attach, wait until the attachment has failed, and repeat. The thread's function."""
-        while not self._closing:
-            self._end_broken()
-            started_s = time.monotonic()
-            try:
-                attachment = Attachment(
-                    self._settings, read_class=self._read_class, logger=self._logger
-                )
-                attachment.client.report.kind = self._engine
-            except (BelugaError, OSError) as error:
-                self._fail("attaching to the pool", error, started_s)
-                with self._changed:
-                    self._tried = True
-                    self._changed.notify_all()
-            else:
-                with self._changed:
-                    self._attachment = attachment
-                    self._changed.notify_all()
-                if self._prefault:
-                    attachment.pool.prefault()
-                with self._changed:
-                    self._changed.wait_for(lambda: self._closing or self._broken)
-            with self._changed:
-                self._changed.wait_for(lambda: self._closing, self._settings.retry_s)
-        with self._changed:
-            if self._attachment is not None:
-                self._broken.append(self._attachment)
-                self._attachment = None
+    def _attach(self, _: OpTicket[None]) -> None:
+        """End the sessions that have failed, and attach; if that fails, try again later."""
         self._end_broken()
+        if self._closing:
+            return
+        started_s = time.monotonic()
+        try:
+            attachment = Attachment(self._settings, logger=self._logger)
+            attachment.client.report.kind = self._engine
+        except (BelugaError, OSError) as error:
+            self._fail("attaching to the pool", error, started_s)
+            self._background.submit(self._attach, after_s=self._settings.retry_s)
+            return
+        with self._changed:
+            self._attachment = attachment
+            self._changed.notify_all()
+        if self._prefaults:
+            self._background.submit(functools.partial(self._prefault, attachment, 0))
+
+    def _prefault(self, attachment: Attachment, start: int, _: OpTicket[None]) -> None:
+        """Touch a part of the pool, and the next one after what was submitted meanwhile."""
+        end = start + _PREFAULT_BYTES
+        if self._closing or not self.has(attachment):
+            return
+        attachment.pool.prefault(start, _PREFAULT_BYTES)
+        if end < attachment.pool.geometry.size:
+            self._background.submit(functools.partial(self._prefault, attachment, end))
 
     def _end_broken(self) -> None:
         while self._broken:
             ended = self._broken[-1]
             ended.pool.close()  # no thread copies any more
-            with self._lock:
+            with self._changed:
                 for kind, stats in ended.transfer_stats().items():
                     self._transfer_stats[kind] = self._transfer_stats[kind].plus(stats)
                 self._broken.remove(ended)

@@ -21,6 +21,7 @@ from beluga.kvcache.keys import (
     known_namespaces,
     namespaces_changed_ns,
 )
+from beluga.kvcache.ring import OpTicket, OpWorker
 
 __all__ = [
     "BLOCK_SIZE_MAX",
@@ -35,6 +36,8 @@ __all__ = [
     "KVCache",
     "KnownNamespace",
     "Namespace",
+    "OpTicket",
+    "OpWorker",
     "PutResult",
     "Run",
     "explain",

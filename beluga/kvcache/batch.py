@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from beluga.kvcache.buffers import Run
-    from beluga.kvcache.ring import Ticket
+    from beluga.kvcache.ring import OpTicket
     from beluga.transfer import CopyEngine, Transfer
 
     Part = tuple[NDArray[np.int64], Plan]  # blocks of a batch, and their copy plan
@@ -54,7 +54,7 @@ class EngineBatch:
         session: core.bl_session,
         batch: core.bl_kv_batch,
         pool_size: int,
-        ticket: Ticket[int],
+        ticket: OpTicket[int],
     ) -> None:
         self._engine, self._session, self._batch = engine, session, batch
         self._pool_size, self._ticket = pool_size, ticket

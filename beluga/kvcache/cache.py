@@ -32,7 +32,7 @@ from beluga.index import BLOCK_RECORD, NAME, BlockState, IndexClient
 from beluga.kvcache.batch import EngineBatch
 from beluga.kvcache.buffers import BLOCK_SIZE_MAX, Run, runs
 from beluga.kvcache.keys import Namespace, fold, leave_namespace
-from beluga.kvcache.ring import Ticket, Worker
+from beluga.kvcache.ring import OpTicket, OpWorker
 from beluga.rpc import Client, nanoseconds
 from beluga.transfer import (
     CopySettings,
@@ -266,7 +266,7 @@ class KVCache(OfThisProcess):
         self._space_bytes = self.client.pool.geometry.stripe_count * int(lib.BL_STRIPE_SIZE)
         self._threads = threads
         self._onboards = onboard
-        self._worker, self._moving = Worker(), threading.Lock()
+        self._worker, self._moving = OpWorker(), threading.Lock()
         self._settings = CopySettings.default(self.client.pool).struct(self._threads)
         self._reserve_flags = int(lib.BL_RESERVE_KEPT) if kept else 0
         self._read_class, self._write_class = read_class, write_class
@@ -545,7 +545,8 @@ class KVCache(OfThisProcess):
         if self._own_link is not None:
             self._own_link.close()
         if self._choice.made and self._choice.engine is not None:
-            self._choice.engine.close()
+            with self._moving:
+                self._choice.engine.close()
 
     def _end_session(self) -> None:
         if self._own_client:
@@ -671,7 +672,7 @@ class KVCache(OfThisProcess):
     ) -> int:
         """Run ``move`` for a batch where no interrupt can stop it, and return its result."""
 
-        def carry(ticket: Ticket[int]) -> int:
+        def carry(ticket: OpTicket[int]) -> int:
             with self._moving:
                 # The engine throttles itself, so C gets no I/O queue.
                 batch = self._batch(run, keys, self._read_class, names=names, records=records)
@@ -680,7 +681,7 @@ class KVCache(OfThisProcess):
 
         # Signals do not interrupt other threads.
         main = threading.current_thread() is threading.main_thread()
-        code = self._worker.run(carry) if main else carry(Ticket(carry))
+        code = self._worker.run(carry) if main else carry(OpTicket(carry))
         raise_for_status(code, doing)
         if self._choice.spare and (fault := getattr(engine, "fault", None)) is not None:
             self._drop_engine(fault)

@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """Operations on a pool for which their callers need not wait: a worker executes them in order.
 
-A caller submits an operation and gets a :class:`Ticket`, with which it polls, waits or cancels. An
-interrupt leaves the wait and not the operation: Python raises the exception of a signal handler
+A caller submits an operation and gets an :class:`OpTicket`, with which it polls, waits or cancels.
+An interrupt leaves the wait and not the operation: Python raises the exception of a signal handler
 (``KeyboardInterrupt`` for Ctrl-C) at any point of the main thread, and no operation may stop
 between its grants and their end (D15).
 """
@@ -25,7 +25,7 @@ from beluga.errors import ForkedSessionError, RpcError, TransferCancelledError
 from beluga.threads import refuse_green_threads
 
 T = TypeVar("T")
-Operation = Callable[["Ticket[T]"], T]
+Operation = Callable[["OpTicket[T]"], T]
 
 
 def _held() -> threading.Lock:
@@ -37,23 +37,44 @@ def _held() -> threading.Lock:
     return lock
 
 
-class Ticket(Generic[T]):
-    """One operation, from :meth:`Worker.submit` to its end. Thread-safe."""
+class OpTicket(Generic[T]):
+    """One operation, from :meth:`OpWorker.submit` to its end. Thread-safe."""
 
-    __slots__ = ("_call", "_ended", "_error", "_queued", "_result", "_then", "cancelled")
+    __slots__ = (
+        "_began",
+        "_calls",
+        "_done",
+        "_ended",
+        "_error",
+        "_queued",
+        "_result",
+        "_then",
+        "cancelled",
+    )
 
     def __init__(self, call: Operation[T]) -> None:
-        self._call: Operation[T] | None = call
-        self._ended, self._queued = _held(), False
+        self._calls = [call]  # who takes it out ends the operation
+        self._done = False
+        self._ended, self._queued, self._began = _held(), False, False
         self._result: T | None = None
         self._error: BaseException | None = None
-        self._then: list[Callable[[Ticket[T]], object]] = []
+        self._then: list[Callable[[OpTicket[T]], object]] = []
         self.cancelled = False
         """Whether the caller needs no result; it may end early, and publishes nothing."""
 
+    @property
+    def began(self) -> bool:
+        """Whether it has begun; False if it ended without."""
+        return self._began
+
     def done(self) -> bool:
         """Return whether it has ended."""
-        return self._call is None
+        return self._done
+
+    @property
+    def result(self) -> T | None:
+        """What it returned; None before its end, and if it raised."""
+        return self._result
 
     def wait(self, timeout_s: float | None = None) -> T:
         """Wait until it has ended, and return its result.
@@ -69,51 +90,63 @@ class Ticket(Generic[T]):
         return self._result  # type: ignore[return-value]  # set before the end
 
     def cancel(self) -> None:
-        """Let it end as soon as possible. If it has not begun, it never does."""
+        """Let it end as soon as possible. If it has not begun, it ends now."""
         self.cancelled = True
+        if self._calls:
+            self._refuse(TransferCancelledError("the operation was cancelled before it began"))
 
-    def then(self, call: Callable[[Ticket[T]], object]) -> None:
+    def then(self, call: Callable[[OpTicket[T]], object]) -> None:
         """Call ``call`` with this ticket when it has ended, on the worker's thread, or at once. It
         must not raise.
         """
         self._then.append(call)
-        if self._call is None:
+        if self._done:
             self._run_then()
 
     def _run_then(self) -> None:
-        while self._then:
-            self._then.pop(0)(self)
+        while True:
+            try:
+                call = self._then.pop(0)
+            except IndexError:  # also because the other thread took it
+                return
+            call(self)
 
     def _run(self) -> None:
-        """Execute it. Only the worker calls this."""
-        call = self._call
-        assert call is not None  # noqa: S101
+        """Execute it, unless it was cancelled."""
         if self.cancelled:
-            self._refuse(TransferCancelledError("the operation was cancelled before it began"))
+            self.cancel()
+        try:
+            call = self._calls.pop()
+        except IndexError:
             return
+        self._began = True
         try:
             self._result = call(self)
         except BaseException as error:  # the caller must get any error
             self._error = error
-        del call
+        del call  # the caller may reuse its memory
         self._end()
 
     def _refuse(self, error: Exception) -> None:
-        """End it with this error, before it has begun."""
+        """End it with this error, unless it has begun."""
+        try:
+            self._calls.pop()
+        except IndexError:
+            return
         self._error = error
         self._end()
 
     def _end(self) -> None:
-        self._call = None  # the caller may reuse its memory
+        self._done = True
         self._ended.release()
         self._run_then()
 
 
-_Entry = tuple[float, int, "Ticket[Any]"]
+_Entry = tuple[float, int, "OpTicket[Any]"]
 _Queue = queue.SimpleQueue["_Entry | None"]
 
 
-class Worker:
+class OpWorker:
     """A thread that executes operations one at a time, in order. It starts with the first one.
 
     An interrupt during its start leaves nothing behind: only this object refers to the queue, and
@@ -134,14 +167,14 @@ class Worker:
         self._thread = 0
         self._pid = os.getpid()
 
-    def submit(self, call: Operation[T], *, after_s: float = 0.0) -> Ticket[T]:
+    def submit(self, call: Operation[T], *, after_s: float = 0.0) -> OpTicket[T]:
         """Queue an operation, and return at once. With ``after_s`` it begins that many seconds
         later, or ends at :meth:`close`, cancelled.
 
         After :meth:`close` the ticket has ended with an :class:`~beluga.errors.RpcError`. Raises
         :class:`~beluga.errors.ForkedSessionError` in a forked child, which has no thread.
         """
-        ticket = Ticket(call)
+        ticket = OpTicket(call)
         self._put(ticket, after_s)
         return ticket
 
@@ -151,7 +184,7 @@ class Worker:
         An interrupt cancels it, and is raised when it has ended. A second interrupt is raised at
         once; the operation then ends without its caller. Raises as :meth:`submit`.
         """
-        ticket = Ticket(call)
+        ticket = OpTicket(call)
         try:
             self._put(ticket, 0.0)
             with ticket._ended:
@@ -183,7 +216,7 @@ class Worker:
             with self._ended:
                 pass
 
-    def _put(self, ticket: Ticket[T], after_s: float) -> None:
+    def _put(self, ticket: OpTicket[T], after_s: float) -> None:
         if os.getpid() != self._pid:
             raise ForkedSessionError(
                 "this worker belongs to the parent process; make a new one after fork"

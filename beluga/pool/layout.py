@@ -257,8 +257,8 @@ BLOCK_SIZE_MIN = 64  # smaller blocks may be stored, but no table is made for th
 _PAGE_SIZE = 4096
 _BLOCK_BYTES = 256 << 10  # unless smaller blocks are configured
 _BLOCK_COUNT_MIN = 1024
-# Two vLLM engines of one rank take 8 lanes, a server with a disk and a store 6, each rank of SGLang
-# 2, and events, a queue, LMCache and each command 1. So a pool has 32, and from 4 GiB on 64. In
+# Two vLLM engines of one rank take 4 lanes, a server with a disk and a store 6, and each rank of
+# SGLang, events, a queue, LMCache and each command 1. So a pool has 32, and from 4 GiB on 64. In
 # smaller pools 32 lanes of 124 KiB would take more than 3 % of the space; 12 fit into a stripe that
 # other metadata takes anyway. A lane without a session costs nothing but its space.
 _ROOMY = 128 * _MIB

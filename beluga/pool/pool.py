@@ -342,15 +342,17 @@ class Pool(OfThisProcess):
             )
         return number
 
-    def prefault(self) -> None:
-        """Map every page now, so that the first copy of each page is as fast as later ones.
+    def prefault(self, start: int = 0, size: int | None = None) -> None:
+        """Map every page now, so that the first copy of each page is as fast as later ones; or
+        those of ``size`` bytes from the offset ``start`` on, as far as the pool reaches.
 
         This takes a fraction of a second for a GiB, without Python's lock. It does nothing for
         sparse files, because it would allocate their space.
         """
         if not any(device.sparse for device in self.devices):
             with self.using() as handle:
-                lib.bl_pool_prefault(handle, 0, self.geometry.size)
+                rest = self.geometry.size - start
+                lib.bl_pool_prefault(handle, start, rest if size is None else min(size, rest))
 
     def before_close(self, end: Callable[[], None]) -> None:
         """Call ``end``, a bound method, before the devices are unmapped, if its object still

@@ -102,9 +102,6 @@ int bl_session_open(const bl_pool *pool, const char *directory, uint32_t host, u
 int bl_session_end(bl_session *session, uint64_t timeout_ns);
 void bl_session_free(bl_session *session);
 
-/* End and free a session that no other thread uses. */
-void bl_session_close(bl_session *session);
-
 /* Drop a session of the parent in a forked child; call it for each. */
 void bl_session_forked(bl_session *session);
 int bl_session_describe(bl_session *session, bl_session_stat *out);

@@ -11,14 +11,6 @@
 
 #ifdef BL_SIM
 
-typedef struct bl_mutex {
-    uint32_t held;
-    uint32_t snapshot;          /* of the last holder */
-} bl_mutex;
-
-void bl_sim_mutex_lock(const bl_memory *memory, bl_mutex *mutex);
-void bl_sim_mutex_unlock(const bl_memory *memory, bl_mutex *mutex);
-
 #define bl_mutex_init(mutex) ((void)(*(mutex) = (bl_mutex){0, 0}))
 #define bl_mutex_destroy(mutex) ((void)(mutex))
 #define bl_lock(memory, mutex) bl_sim_mutex_lock(memory, mutex)

@@ -57,6 +57,15 @@ void bl_sim_ordered(const bl_memory *memory, uint64_t look, uint64_t written, co
 void bl_sim_pause(const bl_memory *memory);
 void bl_sim_nap(const bl_memory *memory, uint64_t ns);
 
+/* A mutex of threads (coherence/mutex.h). */
+typedef struct bl_mutex {
+    uint32_t held;
+    uint32_t snapshot;          /* what its last holder had fenced */
+} bl_mutex;
+
+void bl_sim_mutex_lock(const bl_memory *memory, bl_mutex *mutex);
+void bl_sim_mutex_unlock(const bl_memory *memory, bl_mutex *mutex);
+
 struct bl_sleeper;              /* liveness/wake.h */
 struct bl_waker;
 void bl_sim_announce(const bl_memory *memory, struct bl_sleeper *sleeper, const bl_site *site);

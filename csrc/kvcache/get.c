@@ -39,7 +39,8 @@ static void bl_entry_look(const bl_session *session, const bl_kv_work *work, uin
     const bl_geometry *g = &session->pool->geometry;
     bl_fence_full(memory); /* after the copy that this read confirms */
     for (uint32_t i = first; i < first + count; i++)
-        bl_invalidate(memory, bl_entry_offset(g, work->records[i].block, work->under.half), BL_LINE_SIZE);
+        bl_invalidate(memory, bl_entry_offset(g, work->records[i].block, work->under.half),
+                      BL_LINE_SIZE);
     bl_fence_full(memory); /* one for the batch: the loads below read memory */
     for (uint32_t i = first; i < first + count; i++)
         bl_load_line(memory, bl_entry_offset(g, work->records[i].block, work->under.half),
@@ -73,7 +74,8 @@ static int bl_entry_agrees(const bl_session *session, const bl_kv_batch *batch, 
                  bl_block_within(&session->pool->geometry, entry->offset, entry->length,
                                  entry->chunk_size);
     if (agrees)
-        bl_believe(memory, bl_entry_offset(&session->pool->geometry, record->block, work->under.half));
+        bl_believe(memory, bl_entry_offset(&session->pool->geometry, record->block,
+                                           work->under.half));
     return agrees;
 }
 
@@ -201,7 +203,8 @@ static uint32_t bl_kv_second_look(bl_session *session, const bl_kv_batch *batch,
     bl_crash_point("get.copied");
     bl_entry_look(session, work, 0, work->count, work->entries);
     bl_crash_point("get.second_look");
-    if (!bl_epoch_stands(session, work)) { /* reading again would not help, and no block is damaged */
+    if (!bl_epoch_stands(session, work)) { /* reading again would not help, and no block is
+                                            * damaged */
         memset(states, BL_BLOCK_MISS, work->count);
         return 0;
     }

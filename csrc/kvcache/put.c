@@ -288,7 +288,8 @@ int bl_kv_put_end(bl_kv_pending *pending, const uint32_t *checksums, int written
         return -BL_ERROR_FORKED;
     }
     if (written == -EINPROGRESS)
-        bl_session_leave(session, pending->work.under.nonce); /* the grants are neither committed nor aborted (D15) */
+        bl_session_leave(session, pending->work.under.nonce); /* the grants are neither committed
+                                                               * nor aborted (D15) */
     else if (written < 0)
         bl_kv_flush(&session->pool->memory, pending);
     if (status == 0)

@@ -93,12 +93,6 @@ void bl_session_free(bl_session *session)
     free(session);
 }
 
-void bl_session_close(bl_session *session)
-{
-    bl_session_end(session, UINT64_MAX / 4);
-    bl_session_free(session);
-}
-
 int bl_session_lock(bl_session *session)
 {
     if (*session->parent == 0) /* the lock may be that of a thread of the parent */

@@ -498,7 +498,7 @@ ALERTS = (
         10,
         "warning",
         "The pool has few lanes left for clients",
-        "Each engine process uses two or three. Create the pool again with more `--lanes`.",
+        "Each process of an engine uses one. Create the pool again with more `--lanes`.",
     ),
     Alert(
         "BelugaGetsSlow",

@@ -30,11 +30,11 @@ class MockL2Adapter(BelugaL2Adapter):
         self._max_capacity_bytes = int(config.max_size_gb * (1 << 30))
 
     def debug_has_key(self, key: Any) -> bool:
-        return key in self._reader.connection.attempt("asking", lambda a: self._existing(a, [key]))
+        return key in self._connection.attempt("asking", lambda a: self._existing(a, [key]))
 
     def debug_get_stored_object_count(self) -> int:
         keys = list(self._ledger)
-        return len(self._reader.connection.attempt("asking", lambda a: self._existing(a, keys)))
+        return len(self._connection.attempt("asking", lambda a: self._existing(a, keys)))
 
     def debug_get_locked_key_count(self) -> int:
         return len(self._pins)

@@ -22,7 +22,7 @@ from support.blocks import eventually
 
 from beluga import IndexServer, Namespace, Pool
 from beluga.connectors import connection as connection_module
-from beluga.connectors.connection import Attachment, Connection
+from beluga.connectors.connection import HOST, Attachment, Connection
 from beluga.connectors.settings import PoolSettings, settings_of
 from beluga.errors import (
     BadValueError,
@@ -36,8 +36,9 @@ from beluga.errors import (
     SecondHostError,
     TransferCancelledError,
 )
+from beluga.kvcache import OpTicket
 from beluga.kvcache import keys as keys_module
-from beluga.transfer import ENGINES, DsaEngine, TransferClass
+from beluga.transfer import ENGINES, DsaEngine, TransferClass, TransferStats
 from tests.transfer import stand_in
 
 NAMESPACE = Namespace.of("test")
@@ -259,12 +260,12 @@ def test_copies_are_unscheduled_without_a_usable_link(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert session().io_handle is not None
+    assert session().handle(HOST) is not None
     off = session(link="off")
     monkeypatch.setattr(connection_module, "host_link", failing(OSError("made up")))
     for attachment in (off, session()):
         assert put(attachment) in (0, 4)
-        assert attachment.transfer_stats() == {}
+        assert set(attachment.transfer_stats().values()) == {TransferStats()}
     assert [record.message for record in caplog.records] == [
         "beluga: copies are not throttled: made up"
     ]
@@ -282,7 +283,7 @@ def test_a_failed_session_leaves_no_pool_mapped(
 
 
 def test_a_stop_ends_copies_until_resume(server: IndexServer, connection: Connection) -> None:
-    with connection.stopped():
+    with connection.stopped(HOST):
         pass  # not attached yet: nothing to stop
     assert connection.wait(LONG_S)
     large = np.ones((4, 2 << 20), dtype=np.uint8)
@@ -295,7 +296,7 @@ def test_a_stop_ends_copies_until_resume(server: IndexServer, connection: Connec
 
     assert connection.attempt("putting", put) == 4
     assert connection.attempt("removing", remove) == 4
-    with connection.stopped():
+    with connection.stopped(HOST):
         assert connection.attempt("putting", put_large) == -1
     assert connection.attempt("putting", put_large) == 4
 
@@ -352,11 +353,12 @@ def test_connection_prefaults_the_pool_if_requested(
     server: IndexServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, prefault: bool
 ) -> None:
     touched = threading.Event()
-    monkeypatch.setattr(Pool, "prefault", lambda _: touched.set())
+    monkeypatch.setattr(Pool, "prefault", lambda *_: touched.set())
     connection = connect(prefault=prefault)
     assert connection.wait(LONG_S)
-    connection.close()
+    connection.finish(lambda: None, urgent=False)
     assert touched.is_set() == prefault
+    connection.close()
     assert not connection.attached
     assert connection.attempt("putting", put) is None
 
@@ -377,6 +379,29 @@ def test_after_a_failure_the_pool_is_not_accessed_and_close_does_not_wait(
     connection.close()
     assert time.monotonic() - started_s < LONG_S / 2
     assert tried == [1]
+
+
+def test_submitted_calls_are_executed_in_order_before_the_session_ends(
+    attached: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    go, done = threading.Event(), list[tuple[int, bool]]()
+
+    def first(_: OpTicket[None]) -> None:
+        assert go.wait(LONG_S)
+        done.append((1, attached.attached))
+        raise ZeroDivisionError
+
+    failed = attached.submit(first, urgent=False)
+    attached.submit(lambda _: done.append((2, attached.attached)), urgent=False)
+    assert attached.finish(lambda: 3, urgent=True) == 3  # waits for no call of the other worker
+    assert not failed.done()
+    threading.Timer(0.05, go.set).start()
+    attached.close()
+    assert done == [(1, True), (2, True)]
+    assert not attached.attached
+    assert "an operation of beluga's failed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+    assert attached.finish(lambda: 3, urgent=True) is None
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -288,7 +288,7 @@ def test_a_pinned_chunk_outlives_eviction(server: IndexServer, backend: Make) ->
     plugin, first = backend(), ChunkKey("first")
     put(plugin, [first])
     assert plugin.pin(first)
-    cache = plugin._reader._attachment.cache(next(iter(plugin._namespaces.values())))
+    cache = plugin._connection._attachment.cache(next(iter(plugin._namespaces.values())))
     for i in range(24):
         cache.put([bytes([i]) * 16], [np.zeros((8 << 20) - 8192, np.uint8)])
     assert server.index_stat().evict_count > 0
@@ -310,7 +310,7 @@ def test_a_pin_refused_by_the_quota_is_not_reported_as_held(
 
 def test_a_put_after_close_holds_no_memory(server: IndexServer, backend: Make) -> None:
     plugin, key, memory = backend(), ChunkKey("a"), Memory(SHAPE, seed=1)
-    assert server.stat().live_count == 2
+    assert server.stat().live_count == 1
     plugin.close()
     plugin.close()
     assert server.stat().live_count == 0
@@ -374,8 +374,10 @@ def test_a_chunk_that_is_being_put_is_removed_after_that(
     plugin, key, go = backend(), ChunkKey("a"), held_stores(monkeypatch)
     plugin.batched_submit_put_task([key], [Memory(SHAPE, seed=1)])
     removed: list[bool] = []
-    begun, call, remove = threading.Event(), plugin._writer.call, objects.remove
-    monkeypatch.setattr(plugin._writer, "call", lambda doing: (begun.set(), call(doing))[1])
+    begun, finish, remove = threading.Event(), plugin._connection.finish, objects.remove
+    monkeypatch.setattr(
+        plugin._connection, "finish", lambda call, **k: (begun.set(), finish(call, **k))[1]
+    )
     monkeypatch.setattr(
         objects, "remove", lambda *given: (result := remove(*given), begun.set(), result)[-1]
     )

@@ -321,7 +321,7 @@ def test_a_backend_counts_its_transfers_and_failures_and_is_reattached(
         assert moved[TransferClass.ONBOARD].bytes < size
     assert cache.batch_exists(keys(2)) == 0
     assert cache.batch_set_v1(keys(2), indices([0, 1])) == [False, False]
-    assert cache.failure_count >= 2
+    assert cache.failure_count >= 1  # the second call was not attempted
     assert not cache.attached
     with IndexServer(pool):
         assert eventually(lambda: cache.batch_exists(keys(2)) == 2, LONG_S)

@@ -64,7 +64,7 @@ EXPORTS: dict[str, str] = {
     "beluga.kvcache": (
         "BLOCK_SIZE_MAX Blocks Buffer CHUNK_SIZE Digests Fragments GetResult KVCache Namespace "
         "PutResult Run fold hash_keys Explanation KnownNamespace explain known_namespaces "
-        "namespaces_changed_ns HintResult hint_level"
+        "namespaces_changed_ns HintResult hint_level OpTicket OpWorker"
     ),
     "beluga.router": (
         "Advice BlockHasher BusyThresholds Candidate Candidates Choice Constraints CostEstimator "

@@ -60,8 +60,8 @@ LINES = {
     'ffi.new("bl_quota *", {"pin_count": 1})': None,
     'ffi.new("bl_quota *", {"pins": 1})': "No overload variant",
     "beluga.KVCash": 'has no attribute "KVCash"',
-    'lib.bl_session_close(ffi.new("bl_session **")[0])': None,
-    'lib.bl_session_close(ffi.new("bl_server **")[0])': 'expected "bl_session | Null"',
+    'lib.bl_session_free(ffi.new("bl_session **")[0])': None,
+    'lib.bl_session_free(ffi.new("bl_server **")[0])': 'expected "bl_session | Null"',
     'lib.bl_tier_touch(ffi.new("bl_tier **")[0], ffi.new("uint64_t[]", 1), 1)': (
         'incompatible type "uint64_p"; expected "uint32_p'
     ),

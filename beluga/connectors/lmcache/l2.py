@@ -2,10 +2,10 @@
 # Copyright The Beluga Authors
 """The L2 adapter of ``lmcache server`` (MP mode, type "plugin"): the pool below its L1.
 
-Stores and deletes have their own thread and session, so that loads never wait for them. A namespace
-consists of the model, ranks, layer group and salt of LMCache's key. An object's name is the id of
-its layout, which is stored in the pool for all processes, and its chunk's hash: the same key with
-another layout is another block.
+Stores and deletes have their own worker, so that loads never wait for them. A namespace consists of
+the model, ranks, layer group and salt of LMCache's key. An object's name is the id of its layout,
+which is stored in the pool for all processes, and its chunk's hash: the same key with another
+layout is another block.
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ from beluga.connectors.lmcache.objects import (
 )
 from beluga.connectors.lmcache.worker import ConnectionPins, Ledger, Owed
 from beluga.connectors.settings import EngineSettings, settings_of
-from beluga.connectors.worker import JobWorker
 from beluga.errors import CacheError, QuotaError
 from beluga.index import BlockState
-from beluga.kvcache import Namespace
+from beluga.kvcache import Namespace, OpTicket
 from beluga.transfer import TransferClass, TransferStats
 
 logger = init_logger(__name__)
@@ -94,22 +93,18 @@ class BelugaL2Adapter(L2AdapterInterface):
         super().__init__()
         self._settings = settings_of(EngineSettings, params)
         self._stores, self._lookups, self._loads = _Results(), _Results(), _Results()
-        self._writer = JobWorker(
-            self._settings, name="lmcache-store", engine="lmcache", logger=logger
-        )
-        self._reader = JobWorker(
-            self._settings, name="lmcache-load", engine="lmcache", logger=logger
+        self._connection = Connection(
+            self._settings, name="lmcache", engine="lmcache", logger=logger
         )
         self._lock = threading.Lock()
         self._task = 0
         self._models = Models(self._settings.identity, logger, outlives=True)
         self._namespace_of = lru_cache(NAMESPACES_MAX)(self._make_namespace)
         self._layouts_of = lru_cache(MODELS_MAX)(self._make_layouts)
-        self._pins = ConnectionPins()  # of the reader's connection
+        self._pins = ConnectionPins(self._connection)
         self._ledger = Ledger()
         self._owed = Owed()
-        self._reader.connection.settle()
-        self._writer.connection.settle()
+        self._connection.settle()
 
     def set_backend_identity(self, name: str, shared: bool = False) -> None:
         """Set how LMCache's events name this adapter: "beluga" instead of "plugin"."""
@@ -143,11 +138,7 @@ class BelugaL2Adapter(L2AdapterInterface):
 
     def transfer_stats(self) -> dict[TransferClass, TransferStats]:
         """Return what the link scheduler admitted, by class, with the waiting times."""
-        read, written = (
-            self._reader.connection.transfer_stats(),
-            self._writer.connection.transfer_stats(),
-        )
-        return {kind: read[kind].plus(written[kind]) for kind in TransferClass}
+        return self._connection.transfer_stats()
 
     def get_store_event_fd(self) -> int:
         """Return a descriptor that becomes readable when stores have ended."""
@@ -163,9 +154,8 @@ class BelugaL2Adapter(L2AdapterInterface):
 
     def submit_store_task(self, keys: list[Any], objects: list[Any]) -> int:
         """Store objects. The caller keeps their memory alive until the task has ended."""
-        return self._submit(
-            self._writer, self._stores, L2StoreResult(False, 0), self._store, keys, objects
-        )
+        failed = L2StoreResult(False, 0)
+        return self._submit(self._stores, failed, self._store, keys, objects, urgent=False)
 
     def pop_completed_store_tasks(self) -> dict[int, Any]:
         """Return the L2StoreResult of each store that has ended."""
@@ -178,9 +168,7 @@ class BelugaL2Adapter(L2AdapterInterface):
         layouts = {
             group: layout_of(desc.shapes, desc.dtypes) for group, desc in group_layout_descs.items()
         }
-        return self._submit(
-            self._reader, self._lookups, Bitmap(len(keys)), self._lookup, keys, layouts
-        )
+        return self._submit(self._lookups, Bitmap(len(keys)), self._lookup, keys, layouts)
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
         """Return a Bitmap of the objects that exist, once, or None before the lookup has ended."""
@@ -189,11 +177,11 @@ class BelugaL2Adapter(L2AdapterInterface):
     def submit_unlock(self, keys: list[Any]) -> None:
         """Release the pins of a lookup. A lost session has already lost its pins."""
         self._pins.drop(keys)
-        self._reader.submit(self._pins.release)
+        self._connection.submit(lambda _: self._pins.release(), urgent=True)
 
     def submit_load_task(self, keys: list[Any], objects: list[Any]) -> int:
         """Fetch objects into the given memory. The memory of an object that fails is undefined."""
-        return self._submit(self._reader, self._loads, Bitmap(len(keys)), self._load, keys, objects)
+        return self._submit(self._loads, Bitmap(len(keys)), self._load, keys, objects)
 
     def query_load_result(self, task_id: int) -> Any:
         """Return a Bitmap of the fetched objects, once, or None before the load has ended."""
@@ -210,58 +198,52 @@ class BelugaL2Adapter(L2AdapterInterface):
         if not keys:
             return
 
-        def delete(connection: Connection) -> None:
+        def delete() -> None:
             self._owed.add(keys)  # again, because an earlier store may have settled it
-            self._settle(connection)
+            self._settle()
 
         self._owed.add(keys)
-        self._writer.call(delete)
+        self._connection.finish(delete, urgent=False)
 
     def report_status(self) -> dict[str, Any]:
         """Report the status. "Healthy" means that the adapter responds; without a pool all lookups
         are misses.
         """
-        connections = (self._reader.connection, self._writer.connection)
         return {
             "is_healthy": True,
             "type": type(self).__name__,
-            "attached": all(connection.attached for connection in connections),
-            "failure_count": sum(connection.failure_count for connection in connections),
+            "attached": self._connection.attached,
+            "failure_count": self._connection.failure_count,
         }
 
     def close(self) -> None:
-        """Finish the submitted tasks and end both sessions. Later tasks fail."""
+        """Finish the submitted tasks and end the session. Later tasks fail."""
         self._models.close()
-        self._writer.submit(self._settle)
-        self._writer.close()
-        self._reader.close()
+        self._connection.submit(lambda _: self._settle(), urgent=False)
+        self._connection.close()
         for results in (self._stores, self._lookups, self._loads):
             results.close()
 
     def _submit(
         self,
-        worker: JobWorker,
         results: _Results,
         failed: T,
         call: Callable[..., T | None],
         *arguments: Any,
+        urgent: bool = True,
     ) -> int:
-        """Submit ``call`` to a worker and return the task's number. The task always completes."""
+        """Submit ``call`` and return the task's number. The task always completes."""
         with self._lock:
             self._task += 1
             task = self._task
+        if urgent and self._owed:  # a store settles these deletions itself
+            self._connection.submit(lambda _: self._settle(), urgent=False)
+        ticket = self._connection.submit(lambda _: call(*arguments), urgent=urgent)
 
-        def job(connection: Connection) -> None:
-            result = None
-            try:
-                result = call(connection, *arguments)
-            finally:
-                results.put(task, failed if result is None else result)
+        def end(ended: OpTicket[T | None]) -> None:
+            results.put(task, failed if ended.result is None else ended.result)
 
-        if worker is not self._writer and self._owed:
-            self._writer.submit(self._settle)  # a store settles these deletions itself
-        if not worker.submit(job):
-            results.put(task, failed)
+        ticket.then(end)
         return task
 
     def _namespace(self, key: Any) -> Namespace:
@@ -310,10 +292,10 @@ class BelugaL2Adapter(L2AdapterInterface):
             for key, layout_id in layout_ids
         ]
 
-    def _store(self, connection: Connection, keys: list[Any], memories: list[Any]) -> Any:
+    def _store(self, keys: list[Any], memories: list[Any]) -> Any:
         if not all(self._models.digest(key.model_name) for key in keys):
             return None
-        if not self._settle(connection):
+        if not self._settle():
             return None
         layouts = [layout_of_object(memory) for memory in memories]
 
@@ -336,14 +318,14 @@ class BelugaL2Adapter(L2AdapterInterface):
                 states[i] = state
             return states
 
-        states = connection.attempt("storing", store)
+        states = self._connection.attempt("storing", store)
         if states is None:
             return None
         sizes = [m.get_size() for m in memories]
         new = [i for i, state in enumerate(states) if state == BlockState.GRANTED]
         self._stored([keys[i] for i in new], [sizes[i] for i in new])
         if self._ledger.grown:
-            connection.attempt("looking for evicted objects", self._note_evictions)
+            self._connection.attempt("looking for evicted objects", self._note_evictions)
         return L2StoreResult(BlockState.REFUSED not in states, sum(sizes[i] for i in new))
 
     def _stored(self, keys: list[Any], sizes: list[int]) -> None:
@@ -375,8 +357,8 @@ class BelugaL2Adapter(L2AdapterInterface):
         there = objects.exist(attachment, [item for _, item in candidates])
         return {key for (key, _), exists in zip(candidates, there, strict=True) if exists}
 
-    def _settle(self, connection: Connection) -> bool:
-        """Execute pending deletions, on the writer's thread. Returns whether none is pending
+    def _settle(self) -> bool:
+        """Execute pending deletions, on the stores' worker. Returns whether none is pending
         now.
         """
         if not self._owed:
@@ -396,7 +378,7 @@ class BelugaL2Adapter(L2AdapterInterface):
             )
             return there
 
-        there = connection.attempt("deleting", remove)
+        there = self._connection.attempt("deleting", remove)
         if there is None:
             return False
         self._owed.done(keys, models)
@@ -405,8 +387,8 @@ class BelugaL2Adapter(L2AdapterInterface):
         self._removed(list(dict.fromkeys(everything + removed)))
         return True
 
-    def _lookup(self, connection: Connection, keys: list[Any], layouts: dict[int, Layout]) -> Any:
-        self._pins.release(connection)
+    def _lookup(self, keys: list[Any], layouts: dict[int, Layout]) -> Any:
+        self._pins.release()
 
         def find(attachment: Attachment) -> dict[int, Hit]:
             hits: dict[int, Hit] = {}
@@ -427,7 +409,7 @@ class BelugaL2Adapter(L2AdapterInterface):
                 self._pins.hold(keys[i], attachment, hit)
             return hits
 
-        hits = connection.attempt("looking up", find)
+        hits = self._connection.attempt("looking up", find)
         if hits is None:
             return None
         bitmap = Bitmap(len(keys))
@@ -469,7 +451,7 @@ class BelugaL2Adapter(L2AdapterInterface):
         models = dict.fromkeys(key.model_name for key in keys)
         return {model: self._layouts_of(model).ids(attachment) for model in models}
 
-    def _load(self, connection: Connection, keys: list[Any], memories: list[Any]) -> Any:
+    def _load(self, keys: list[Any], memories: list[Any]) -> Any:
         layouts = [layout_of_object(memory) for memory in memories]
 
         def load(attachment: Attachment) -> list[int]:
@@ -484,7 +466,7 @@ class BelugaL2Adapter(L2AdapterInterface):
             )
             return [i for (i, _), loaded in zip(named, done, strict=True) if loaded]
 
-        done = connection.attempt("loading", load)
+        done = self._connection.attempt("loading", load)
         if done is None:
             return None
         bitmap = Bitmap(len(keys))

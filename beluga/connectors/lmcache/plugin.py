@@ -30,10 +30,9 @@ from beluga.connectors.lmcache.objects import Hit, Item, bytes_of, layout_of
 from beluga.connectors.lmcache.worker import ConnectionPins
 from beluga.connectors.records import CacheGeneration
 from beluga.connectors.settings import EngineSettings, settings_of
-from beluga.connectors.worker import JobWorker
 from beluga.errors import ConnectorError
 from beluga.index import BlockState
-from beluga.kvcache import Namespace
+from beluga.kvcache import Namespace, OpTicket
 from beluga.transfer import TransferClass, TransferStats
 
 logger = init_logger(__name__)
@@ -83,27 +82,21 @@ class BelugaBackend(StoragePluginInterface):
         )
         self._storing: collections.Counter[Any] = collections.Counter()  # puts by key
         self._lock = threading.Lock()
-        self._pins = ConnectionPins()
         self._hints = HintReader(logger)
-        self._reading = threading.Lock()  # only one thread at a time may use a connection
-        self._writer = JobWorker(
-            self._settings, name="lmcache-put", engine="lmcache", logger=logger
+        self._connection = Connection(
+            self._settings, name="lmcache", engine="lmcache", logger=logger
         )
-        self._reader = Connection(
-            self._settings, name="lmcache-get", engine="lmcache", logger=logger
-        )
-        self._reader.settle()
-        self._writer.connection.settle()
+        self._pins = ConnectionPins(self._connection)
+        self._connection.settle()
 
     @property
     def attached(self) -> bool:
         """Whether the pool is available now. This may change at any time."""
-        return self._reader.attached and self._writer.connection.attached
+        return self._connection.attached
 
     def transfer_stats(self) -> dict[TransferClass, TransferStats]:
         """Return the admissions of the host's link, by class, with their waiting times."""
-        read, written = self._reader.transfer_stats(), self._writer.connection.transfer_stats()
-        return {kind: read[kind].plus(written[kind]) for kind in TransferClass}
+        return self._connection.transfer_stats()
 
     def contains(self, key: Any, pin: bool = False) -> bool:
         """Return whether the pool has a chunk now. With ``pin`` it is pinned until :meth:`unpin`,
@@ -127,9 +120,8 @@ class BelugaBackend(StoragePluginInterface):
                     self._pins.hold(key, attachment, hit)
             return hits
 
-        with self._reading:
-            self._pins.release(self._reader)
-            return self._reader.attempt("looking up", find) or 0
+        self._pins.release()
+        return self._connection.attempt("looking up", find) or 0
 
     async def batched_async_contains(
         self, lookup_id: str, keys: list[Any], pin: bool = False
@@ -158,25 +150,17 @@ class BelugaBackend(StoragePluginInterface):
         for memory in objs:
             memory.ref_count_up()
 
-        def end() -> None:
+        def end(ticket: OpTicket[list[Any]]) -> None:
             with self._lock:
                 self._storing.subtract(keys)
                 self._storing = +self._storing  # drops zeros
             for memory in objs:
                 memory.ref_count_down()
-
-        def job(connection: Connection) -> None:
-            done: list[Any] = []
-            try:
-                done = self._put(connection, keys, objs)
-            finally:
-                end()
             if on_complete_callback is not None:
-                for key in done:
+                for key in ticket.result or ():
                     _call(on_complete_callback, key)
 
-        if not self._writer.submit(job):
-            end()
+        self._connection.submit(lambda _: self._put(keys, objs), urgent=False).then(end)
 
     def get_blocking(self, key: Any) -> Any:
         """Return a chunk in LMCache's memory, or None."""
@@ -184,10 +168,11 @@ class BelugaBackend(StoragePluginInterface):
 
     def batched_get_blocking(self, keys: list[Any]) -> list[Any]:
         """Return chunks in LMCache's memory, with None for each that the pool no longer has."""
-        chunks = self._read("loading", lambda a: self._get(a, keys)) or [None] * len(keys)
+        chunks = self._connection.attempt("loading", lambda a: self._get(a, keys))
+        chunks = chunks or [None] * len(keys)
         if (hint := self._hint(keys).for_hits()) is not None:
             there = [key for key, memory in zip(keys, chunks, strict=True) if memory is not None]
-            self._writer.submit(lambda connection: self._give(connection, there, hint))
+            self._connection.submit(lambda _: self._give(there, hint), urgent=False)
         return chunks
 
     async def batched_get_non_blocking(
@@ -213,17 +198,15 @@ class BelugaBackend(StoragePluginInterface):
             self._pins.hold(key, attachment, hit)
             return True
 
-        with self._reading:
-            self._pins.release(self._reader)
-            return self._reader.attempt("pinning", find) or False
+        self._pins.release()
+        return self._connection.attempt("pinning", find) or False
 
     def unpin(self, key: Any) -> bool:
         """Release a pin of a chunk, if it has one. Returns False if the pool does not have the
         chunk, as LMCache's own backends do.
         """
         dropped = self._pins.drop([key])
-        with self._reading:
-            self._pins.release(self._reader)
+        self._pins.release()
         return bool(dropped) or self.contains(key)
 
     def remove(self, key: Any, force: bool = True) -> bool:
@@ -236,12 +219,13 @@ class BelugaBackend(StoragePluginInterface):
         """
         keys = list(dict.fromkeys(keys))
 
-        def remove(attachment: Attachment) -> int:
-            return objects.remove(attachment, self._items(attachment, keys))
+        def remove() -> int | None:
+            return self._connection.attempt(
+                "removing", lambda a: objects.remove(a, self._items(a, keys))
+            )
 
-        if any(map(self.exists_in_put_tasks, keys)):
-            return self._writer.call(lambda writer: writer.attempt("removing", remove)) or 0
-        return self._read("removing", remove) or 0
+        stores = any(map(self.exists_in_put_tasks, keys))
+        return (self._connection.finish(remove, urgent=False) if stores else remove()) or 0
 
     def clear(self) -> int:
         """Remove all chunks of this model for all users, and return 0. If the pool is not available
@@ -249,7 +233,7 @@ class BelugaBackend(StoragePluginInterface):
         backend does not count.
         """
         self._generation.clear()
-        self._read("clearing", self._generation.now)
+        self._connection.attempt("clearing", self._generation.now)
         if self._generation.pending:
             logger.error(
                 "beluga: the chunks are not cleared, because the pool is not available; this "
@@ -265,14 +249,9 @@ class BelugaBackend(StoragePluginInterface):
         """Do nothing: a lookup has already touched the chunks."""
 
     def close(self) -> None:
-        """Finish the submitted tasks and end both sessions."""
+        """Finish the submitted tasks and end the session."""
         self._models.close()
-        self._writer.close()
-        self._reader.close()
-
-    def _read(self, doing: str, call: Callable[[Attachment], T]) -> T | None:
-        with self._reading:
-            return self._reader.attempt(doing, call)
+        self._connection.close()
 
     def _items(self, attachment: Attachment, keys: Sequence[Any]) -> list[Item]:
         """Return namespaces and names. A chunk's name is LMCache's text of its key, with model,
@@ -301,7 +280,7 @@ class BelugaBackend(StoragePluginInterface):
         pairs = zip(self.metadata.get_shapes(1), self.metadata.get_dtypes(), strict=True)
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in pairs)
 
-    def _put(self, connection: Connection, keys: Sequence[Any], memories: list[Any]) -> list[Any]:
+    def _put(self, keys: Sequence[Any], memories: list[Any]) -> list[Any]:
         """Store the chunks that have the format of a get. Returns the keys that the pool now
         has.
         """
@@ -319,13 +298,13 @@ class BelugaBackend(StoragePluginInterface):
             items = self._items(attachment, [key for key, _ in fit])
             return objects.store(attachment, items, [bytes_of(memory) for _, memory in fit])
 
-        states = connection.attempt("storing", store) or []
+        states = self._connection.attempt("storing", store) or []
         named = [(key, state) for (key, _), state in zip(fit, states, strict=False)]
         new = [key for key, state in named if state == BlockState.GRANTED]
         present = [key for key, state in named if state == BlockState.HIT]
         hint = self._hint(keys)
-        self._give(connection, new, hint.for_own())
-        self._give(connection, present, hint.for_hits())
+        self._give(new, hint.for_own())
+        self._give(present, hint.for_hits())
         return [key for key, state in named if state in (BlockState.GRANTED, BlockState.HIT)]
 
     def _hint(self, keys: Sequence[Any]) -> RequestHint:
@@ -336,10 +315,10 @@ class BelugaBackend(StoragePluginInterface):
         given = configs.get(HINT) if isinstance(configs, Mapping) else None
         return NO_HINT if given is None else self._hints.read(given) or NO_HINT
 
-    def _give(self, connection: Connection, keys: list[Any], hint: RequestHint | None) -> None:
+    def _give(self, keys: list[Any], hint: RequestHint | None) -> None:
         """Give a request's hint to chunks in the pool, if there is one."""
         if keys and hint is not None:
-            connection.attempt(
+            self._connection.attempt(
                 "giving hints", lambda a: objects.hint(a, self._items(a, keys), hint)
             )
 

@@ -30,13 +30,14 @@ class _Pin(NamedTuple):
 
 class ConnectionPins:
     """The pins of LMCache's locks and lookups on one connection, by key. A key may have several.
-    Thread-safe, but only one thread at a time may use the connection.
+    Thread-safe.
 
     LMCache does not always release its locks: an aborted request may leave pins behind. They are
     released after PIN_S seconds, as LMCache does with its own memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._lock = threading.Lock()
         # In the order of each key's newest pin.
         self._pins: collections.OrderedDict[Hashable, list[_Pin]] = collections.OrderedDict()
@@ -68,7 +69,7 @@ class ConnectionPins:
                     del self._pins[key]
         return count
 
-    def release(self, connection: Connection) -> None:
+    def release(self) -> None:
         """Release dropped and expired pins. After a failure the next call retries, unless the
         session has ended.
         """
@@ -87,9 +88,9 @@ class ConnectionPins:
             objects.release(attachment, [pin.grant for pin in unheld if pin.owner is attachment])
             return True
 
-        if connection.attempt("unlocking", release) is None:
+        if self._connection.attempt("unlocking", release) is None:
             with self._lock:
-                self._unheld += [pin for pin in unheld if connection.has(pin.owner)]
+                self._unheld += [pin for pin in unheld if self._connection.has(pin.owner)]
 
 
 CHECK_MIN = 4096  # objects, before the first comparison

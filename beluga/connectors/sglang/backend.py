@@ -240,7 +240,7 @@ class BelugaHiCache(HiCacheStorage):
         """Return nothing: SGLang has no field for these statistics."""
 
     def close(self) -> None:
-        """End the sessions."""
+        """End the session."""
         if self._identity is not None:
             self._identity.close()
         self._pages.close()

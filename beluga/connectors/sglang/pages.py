@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from beluga.connectors.connection import Attachment, Connection
+from beluga.connectors.connection import Attachment, Connection, Side
 from beluga.connectors.identity import Fields, namespace_of
 from beluga.connectors.records import CacheGeneration, fetch
 from beluga.connectors.settings import EngineSettings
@@ -164,10 +163,9 @@ def refuse_wrong(host_pool: Any, host_indices: Any, count: int) -> None:
 class Pages:
     """Pages in the pool. Every failure is a miss. Several threads may use it.
 
-    Writing has its own session, so that no read waits for it. Reads have the class "prefetch":
-    SGLang fetches pages to its host memory while their request waits in its queue. ``version``
-    returns the current version of SGLang's weights, or None if it is unknown; then every page is a
-    miss.
+    Reads have the class "prefetch": SGLang fetches pages to its host memory while their request
+    waits in its queue. ``version`` returns the current version of SGLang's weights, or None if it
+    is unknown; then every page is a miss.
     """
 
     def __init__(self, settings: EngineSettings, version: Callable[[], str | None]) -> None:
@@ -176,33 +174,24 @@ class Pages:
         self._version = version
         self._page_tokens = 0
         self._onboard_s = settings.onboard_ms / 1000
-        self._reader = Connection(
-            settings,
-            name="sglang-get",
-            engine="sglang",
-            logger=logger,
-            read_class=TransferClass.PREFETCH,
-        )
-        self._writer = Connection(settings, name="sglang-set", engine="sglang", logger=logger)
-        self._reading, self._writing = threading.Lock(), threading.Lock()
+        self._connection = Connection(settings, name="sglang", engine="sglang", logger=logger)
+        self._side = Side(read_class=TransferClass.PREFETCH)
         self._generation: CacheGeneration | None = None
-        for connection in (self._reader, self._writer):
-            connection.settle()
+        self._connection.settle()
 
     @property
     def attached(self) -> bool:
-        """Whether the pool is available now, for reading and writing."""
-        return self._reader.attached and self._writer.attached
+        """Whether the pool is available now."""
+        return self._connection.attached
 
     @property
     def failure_count(self) -> int:
         """The number of failed calls, which counted as misses."""
-        return self._reader.failure_count + self._writer.failure_count
+        return self._connection.failure_count
 
     def transfer_stats(self) -> dict[TransferClass, TransferStats]:
         """Return the admissions of the host's link, by class, with their waiting times."""
-        read, written = self._reader.transfer_stats(), self._writer.transfer_stats()
-        return {kind: read[kind].plus(written[kind]) for kind in TransferClass}
+        return self._connection.transfer_stats()
 
     def register(self, namespace: Namespace, *, page_tokens: int = 0) -> None:
         """Use this namespace from now on. Pages in FLAT form are not found in DIRECT form, and vice
@@ -223,7 +212,7 @@ class Pages:
         """Return how many leading pages the pool has. Pages that only a tier below the pool has are
         onboarded first.
         """
-        hits = self._read(
+        hits = self._with_names(
             form, "looking up", keys, lambda c, names: c.onboard(names, wait_s=self._onboard_s)
         )
         return hits or 0
@@ -232,14 +221,13 @@ class Pages:
         """Return for each form which pages the pool or a tier below it has, in one call."""
 
         def look(attachment: Attachment, names: Names) -> NDArray[np.bool_]:
-            all_keys = [attachment.cache(self._space(form)).keys(names) for form in forms]
+            all_keys = [self._cache(attachment, form).keys(names) for form in forms]
             tiers = IndexClient(attachment.client).tiers(np.concatenate(all_keys))
             return tiers.reshape(len(forms), len(keys)).astype(bool)
 
         tiers_of_keys = None
         if forms and keys:
-            with self._reading:
-                tiers_of_keys = self._named(self._reader, "looking up", keys, look)
+            tiers_of_keys = self._named("looking up", keys, look)
         return (
             np.zeros((len(forms), len(keys)), dtype=bool)
             if tiers_of_keys is None
@@ -273,7 +261,7 @@ class Pages:
                 cache.client.report.saved(sum(done) * self._page_tokens)
             return done
 
-        return self._read(form, "loading", keys, load) or [False] * len(keys)
+        return self._with_names(form, "loading", keys, load) or [False] * len(keys)
 
     def store(
         self, form: str, keys: Sequence[str], sources: Callable[[], Sequence[Any]]
@@ -281,10 +269,9 @@ class Pages:
         """Put pages. Returns for each whether the pool has it now."""
         result = None
         if keys:
-            with self._writing:
-                result = self._with_names(
-                    self._writer, form, "storing", keys, lambda c, names: c.put(names, sources())
-                )
+            result = self._with_names(
+                form, "storing", keys, lambda cache, names: cache.put(names, sources())
+            )
         if result is None:
             return [False] * len(keys)
         return [bool(state != BlockState.REFUSED) for state in result.states]
@@ -296,8 +283,7 @@ class Pages:
         if self._generation is None:
             return
         self._generation.clear()
-        with self._writing:
-            self._writer.attempt("clearing", self._generation.now)
+        self._connection.attempt("clearing", self._generation.now)
         if self._generation.pending:
             raise ConnectorError(
                 "SGLang's stored pages are not cleared, because the pool is not available; clear "
@@ -305,37 +291,19 @@ class Pages:
             )
 
     def close(self) -> None:
-        """End both sessions."""
-        self._reader.close()
-        self._writer.close()
-
-    def _read(
-        self, form: str, doing: str, keys: Sequence[str], call: Callable[[KVCache, Names], T]
-    ) -> T | None:
-        with self._reading:
-            return self._with_names(self._reader, form, doing, keys, call)
+        """End the session."""
+        self._connection.close()
 
     def _with_names(
-        self,
-        connection: Connection,
-        form: str,
-        doing: str,
-        keys: Sequence[str],
-        call: Callable[[KVCache, Names], T],
+        self, form: str, doing: str, keys: Sequence[str], call: Callable[[KVCache, Names], T]
     ) -> T | None:
         """Call ``call`` with the form's cache and the pages' names. Returns None if there is no
         version, no generation or no pool.
         """
-        return self._named(
-            connection, doing, keys, lambda a, names: call(a.cache(self._space(form)), names)
-        )
+        return self._named(doing, keys, lambda a, names: call(self._cache(a, form), names))
 
     def _named(
-        self,
-        connection: Connection,
-        doing: str,
-        keys: Sequence[str],
-        call: Callable[[Attachment, Names], T],
+        self, doing: str, keys: Sequence[str], call: Callable[[Attachment, Names], T]
     ) -> T | None:
         version, generation = self._version(), self._generation
         if version is None or generation is None:
@@ -345,15 +313,15 @@ class Pages:
             before = Namespace({"era": generation.now(attachment), "weights": version}).digest
             return call(attachment, hash_keys(before + key.encode() for key in keys))
 
-        return connection.attempt(doing, on)
+        return self._connection.attempt(doing, on)
 
-    def _space(self, form: str) -> Namespace:
-        """Return the namespace of a form's pages."""
+    def _cache(self, attachment: Attachment, form: str) -> KVCache:
+        """Return the cache of a form's pages."""
         if form not in self.namespaces:
             kv = self.namespaces[FLAT]
             other = Namespace({**kv.fields, **self._others[form], "namespace": kv.digest})
             self.namespaces[form] = other
-        return self.namespaces[form]
+        return attachment.cache(self.namespaces[form], self._side)
 
 
 KV = "kv"

@@ -85,17 +85,20 @@ class ConnectorCounters:
 
 
 class LinkFigures:
-    """Adds the link's counts of pieces to the counters. Used by the copying thread."""
+    """Adds the link's counts of pieces to the counters. Thread-safe."""
 
     def __init__(self, connection: Connection, counters: ConnectorCounters) -> None:
         self._connection, self._counters = connection, counters
         self._before = {kind: TransferStats() for kind in TransferClass}
+        self._lock = threading.Lock()
 
     def add(self) -> None:
         """Add the difference since the last call."""
-        now = self._connection.transfer_stats()
+        with self._lock:
+            before, now = self._before, self._connection.transfer_stats()
+            self._before = now
         for kind, name in ((TransferClass.ONBOARD, "onboard"), (TransferClass.OFFLOAD, "offload")):
-            new, old = now[kind], self._before[kind]
+            new, old = now[kind], before[kind]
             if new.pieces == old.pieces and new.unthrottled == old.unthrottled:
                 continue
             self._counters.add(
@@ -106,7 +109,6 @@ class LinkFigures:
                     "link_unthrottled_pieces": new.unthrottled - old.unthrottled,
                 }
             )
-        self._before = now
 
 
 def figures() -> dict[str, float]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Loads a request's blocks with one get, before the forward that needs them or on a thread.
+"""Loads a request's blocks with one get, before the forward that needs them or concurrently.
 
 The scheduler's side has found and pinned the blocks, and its orders have their locations. A load
 calls the server only for blocks that are no longer there.
@@ -14,73 +14,87 @@ once it is removed, the right block is saved.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import threading
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
+from beluga.connectors.connection import Side
 from beluga.connectors.records import fetch
-from beluga.connectors.vllm.counters import LinkFigures
 from beluga.connectors.vllm.identity import of_part
 from beluga.connectors.vllm.steps import Loaded, add_loaded
-from beluga.threads import Thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from beluga.connectors.connection import Attachment, Connection
-    from beluga.connectors.vllm.counters import ConnectorCounters
+    from beluga.connectors.vllm.counters import ConnectorCounters, LinkFigures
     from beluga.connectors.vllm.shards import Shard
     from beluga.connectors.vllm.staging import BlockSource
     from beluga.connectors.vllm.steps import BlockRange
-    from beluga.kvcache import GetResult, Namespace
+    from beluga.kvcache import GetResult, Namespace, OpTicket
 
 
 class Loads:
-    """Loads on the caller's thread, and keeps the results until they are reported. ``part`` is the
-    number of this rank's part of a block; ``shards`` are the parts of blocks of other engines that
-    it reads, each with the number of its layout in the source. With ``whole`` a request's load
-    fails as a whole.
+    """Loads before a forward on the caller's thread, and loads concurrent with forwards on the
+    connection's worker. Keeps the results until they are reported.
+
+    ``before`` and ``beside`` are the sources of each kind; None: all loads are of the other kind.
+    ``part`` is the number of this rank's part of a block; ``shards`` are the parts of blocks of
+    other engines that it reads, each with the number of its layout in the sources. With ``whole`` a
+    request's load fails as a whole.
     """
 
-    _concurrent = False
-
-    def __init__(  # noqa: PLR0913  the last two are keyword-only
+    def __init__(  # noqa: PLR0913  the last five are keyword-only
         self,
-        source: BlockSource,
-        namespace: Namespace,
         connection: Connection,
+        namespace: Namespace,
         counters: ConnectorCounters,
+        figures: LinkFigures,
         *,
+        before: BlockSource | None,
+        beside: BlockSource | None,
         part: int = 0,
         shards: Mapping[int, Shard] | None = None,
         whole: bool = False,
     ) -> None:
         self._part, self._shards = part, shards or {}
-        self._source, self._namespace = source, namespace
-        self._connection, self._counters = connection, counters
-        self._figures = LinkFigures(connection, counters)
+        self._namespace, self._connection = namespace, connection
+        self._counters, self._figures = counters, figures
+        self.before, self.beside = before, beside
+        sources = [source for source in (before, beside) if source is not None]
+        self._sides = {source: Side(source.engine) for source in sources}
         self._lock = threading.Lock()
         self._whole = whole
         self._failed: set[int] = set()
         self._failed_whole: set[str] = set()  # requests whose load has failed as a whole
         self._loaded: dict[str, Loaded] = {}
-
-    @property
-    def sides(self) -> tuple[Loads, ...]:
-        """The loads of each kind, which are these."""
-        return (self,)
+        self._running: list[tuple[str, OpTicket[None]]] = []  # by request, in their order
 
     def identified(self, namespace: Namespace) -> None:
         """Load from this namespace from now on."""
         self._namespace = namespace
 
     def load(self, ranges: list[BlockRange]) -> None:
-        """Load the ranges as far as possible. Those of a request follow one another."""
-        for of_request in _by_request(ranges):
-            self._load_all(of_request)
+        """Start the loads that run concurrently with the forward, and load the rest as far as
+        possible. The ranges of a request follow one another. Running steps may still use the blocks
+        of concurrent loads.
+        """
+        if self.beside is not None:
+            concurrent = [span for span in ranges if self.before is None or span.concurrent]
+            if concurrent:
+                self.beside.mark()
+            for of_request in _by_request(concurrent):
+                ticket = self._connection.submit(
+                    functools.partial(self._load_all, self.beside, of_request), urgent=True
+                )
+                self._running.append((of_request[0].request, ticket))
+        if self.before is not None:
+            rest = [span for span in ranges if self.beside is None or not span.concurrent]
+            for of_request in _by_request(rest):
+                self._load_all(self.before, of_request)
 
     def loaded(self) -> dict[str, Loaded]:
         """Return the loads that have ended since the last call, successfully or not, by request."""
@@ -95,10 +109,13 @@ class Loads:
         return failed
 
     def arrived(self) -> set[str]:
-        """Return the requests whose wait is over. Loads in the caller's thread never make one
-        wait.
+        """Return the requests whose concurrent loads have ended since the last call. Call this
+        before :meth:`failed`.
         """
-        return set()
+        ended = [name for name, ticket in self._running if ticket.done()]
+        if ended:
+            self._running = [entry for entry in self._running if entry[0] not in ended]
+        return set(ended)
 
     def failed_whole(self, arrived: set[str]) -> set[str]:
         """Return those of the requests that have arrived whose load has failed as a whole."""
@@ -108,14 +125,18 @@ class Loads:
         return failed_whole
 
     def close(self) -> None:
-        """Do nothing: no thread runs."""
+        """Begin no more loads."""
+        for _, ticket in self._running:
+            ticket.cancel()
 
-    def _load_all(self, ranges: list[BlockRange]) -> None:
+    def _load_all(
+        self, source: BlockSource, ranges: list[BlockRange], _: OpTicket[None] | None = None
+    ) -> None:
         """Load the ranges of one request, up to the first that fails."""
         started = time.perf_counter()
         blocks, wanted = 0, sum(len(span.block_ids) for span in ranges)
         for index, span in enumerate(ranges if wanted else ()):
-            hits = self._load(span)
+            hits = self._load(source, span)
             blocks += hits
             if hits < len(span.block_ids):
                 self._leave(ranges[index + 1 :])
@@ -134,28 +155,30 @@ class Loads:
             with self._lock:
                 self._failed.update(left)
 
-    def _load(self, span: BlockRange) -> int:
+    def _load(self, source: BlockSource, span: BlockRange) -> int:
         """Load a range. Returns how many leading blocks of it the engine has now."""
         if not span.split:
-            hits = self._get(span, self._namespace, self._part, span.group)
+            hits = self._get(source, span, self._namespace, self._part, span.group)
         else:
             hits = len(span.block_ids) if self._shards else 0
             for layout, shard in self._shards.items():
                 if shard.split == span.split:
                     space = of_part(self._namespace, shard.name)
-                    hits = min(hits, self._get(span, space, shard.number, layout))
+                    hits = min(hits, self._get(source, span, space, shard.number, layout))
         if not self._whole:
             with self._lock:
                 self._failed.update(span.block_ids[hits:])
         return hits
 
-    def _get(self, span: BlockRange, namespace: Namespace, part: int, layout: int) -> int:
+    def _get(
+        self, source: BlockSource, span: BlockRange, namespace: Namespace, part: int, layout: int
+    ) -> int:
         """Load one part of the blocks of a range. Returns how many leading ones there are."""
         packed, records = span.packed(), span.located(part)
 
         def get(attachment: Attachment) -> GetResult:
-            cache = attachment.cache(namespace, self._source.engine)
-            with self._source.write(span.block_ids, layout) as run:
+            cache = attachment.cache(namespace, self._sides[source])
+            with source.write(span.block_ids, layout) as run:
                 return fetch(cache, packed, run, records=records)
 
         started = time.perf_counter()
@@ -165,11 +188,11 @@ class Loads:
             loads=1,
             load_s=time.perf_counter() - started,
             load_blocks=hits,
-            load_bytes=hits * self._source.layouts[layout].block_size,
+            load_bytes=hits * source.layouts[layout].block_size,
             load_failed_blocks=len(span.block_ids) - hits,
             mismatches=result.mismatches if result is not None else 0,
             load_failures=int(result is None),
-            loads_beside=int(self._concurrent),
+            loads_beside=int(source is self.beside),
         )
         self._figures.add()
         return hits
@@ -178,105 +201,3 @@ class Loads:
 def _by_request(ranges: list[BlockRange]) -> Iterator[list[BlockRange]]:
     for _, several in itertools.groupby(ranges, key=operator.attrgetter("request")):
         yield list(several)
-
-
-class AsyncLoads(Loads):
-    """Loads on a thread. The engine runs other requests meanwhile and polls for completed loads."""
-
-    _concurrent = True
-
-    def __init__(  # noqa: PLR0913  the last two are keyword-only
-        self,
-        source: BlockSource,
-        namespace: Namespace,
-        connection: Connection,
-        counters: ConnectorCounters,
-        *,
-        part: int = 0,
-        shards: Mapping[int, Shard] | None = None,
-        whole: bool = False,
-    ) -> None:
-        super().__init__(
-            source, namespace, connection, counters, part=part, shards=shards, whole=whole
-        )
-        self._arrived: set[str] = set()
-        self._queue: deque[list[BlockRange]] = deque()
-        self._closing = False
-        self._changed = threading.Condition()
-        self._thread = Thread(target=self._keep, name="beluga-loads", daemon=True)
-        self._thread.start()
-
-    def load(self, ranges: list[BlockRange]) -> None:
-        """Queue the ranges. Running steps may still use their blocks."""
-        if not ranges:
-            return
-        self._source.mark()
-        with self._changed:
-            self._queue.extend(_by_request(ranges))
-            self._changed.notify_all()
-
-    def arrived(self) -> set[str]:
-        """Return the requests whose loads have ended since the last call. Call this before
-        :meth:`failed`.
-        """
-        with self._lock:
-            arrived, self._arrived = self._arrived, set()
-        return arrived
-
-    def close(self) -> None:
-        """Finish the current load and stop."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        self._thread.join()
-
-    def _keep(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._closing)
-                if self._closing:
-                    return
-                ranges = self._queue.popleft()
-            self._load_all(ranges)
-            with self._lock:
-                self._arrived.add(ranges[0].request)
-
-
-class SplitLoads:
-    """Loads before a forward and loads concurrent with forwards, according to the orders. Each kind
-    has its own session, so that a forward never waits for the others.
-    """
-
-    def __init__(self, before: Loads, concurrent: AsyncLoads) -> None:
-        self.sides = self._before, self._concurrent = before, concurrent
-
-    def identified(self, namespace: Namespace) -> None:
-        """Load from this namespace from now on."""
-        for side in self.sides:
-            side.identified(namespace)
-
-    def load(self, ranges: list[BlockRange]) -> None:
-        """Start the loads that run concurrently with the forward, and load the rest."""
-        self._concurrent.load([span for span in ranges if span.concurrent])
-        self._before.load([span for span in ranges if not span.concurrent])
-
-    def loaded(self) -> dict[str, Loaded]:
-        """Return the loads that have ended since the last call, by request."""
-        return self._before.loaded() | self._concurrent.loaded()
-
-    def failed(self) -> set[int]:
-        """Return the engine's blocks that were not loaded since the last call."""
-        return self._before.failed() | self._concurrent.failed()
-
-    def arrived(self) -> set[str]:
-        """Return the requests whose wait is over."""
-        return self._concurrent.arrived()
-
-    def failed_whole(self, arrived: set[str]) -> set[str]:
-        """Return those of the requests that have arrived whose load has failed as a whole."""
-        return self._concurrent.failed_whole(arrived)
-
-    def close(self) -> None:
-        """Finish the current load and stop."""
-        for side in self.sides:
-            side.close()

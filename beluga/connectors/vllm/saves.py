@@ -1,47 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Saves concurrently with the engine: a queue, and a low-priority thread that stores the queued
-blocks.
+"""Saves concurrently with the engine, in the background.
 
 Saving is best effort: if the queue or the pool is full or there is no server, a block is not saved.
-Hints for blocks are given on that thread, too. The engine keeps a request's blocks until
+Hints for blocks are given there, too. The engine keeps a request's blocks until
 :meth:`Saves.ended` names it. It waits only when it takes blocks from a request that it preempts,
 and then only for the piece that is being copied (256 KiB; without a link, for the batch).
 """
 
 from __future__ import annotations
 
-import os
+import functools
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from beluga.connectors.vllm.counters import LinkFigures
+from beluga.connectors.connection import Side
 from beluga.connectors.vllm.parts import BlockPart
 from beluga.connectors.vllm.steps import BlockRange, HintedBlocks, StoredCounts
 from beluga.errors import TransferCancelledError
 from beluga.index import BlockState
-from beluga.threads import Thread
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from beluga.connectors.connection import Attachment, Connection
     from beluga.connectors.hints import RequestHint
-    from beluga.connectors.vllm.counters import ConnectorCounters
+    from beluga.connectors.vllm.counters import ConnectorCounters, LinkFigures
     from beluga.connectors.vllm.staging import BlockSource
-    from beluga.kvcache import HintResult, Namespace, PutResult
+    from beluga.kvcache import HintResult, Namespace, OpTicket, PutResult
 
 BATCH_BLOCKS = 16  # blocks per call
 HINTS_MAX = 1024  # waiting hints; more are skipped
-NICENESS = 10  # the engine's threads get about ten times the CPU share
 
 
 class Saves:
-    """The queue and its thread. ``source`` provides the engine's blocks as runs of bytes."""
+    """Saves on the connection's background worker. ``source`` provides the engine's blocks as runs
+    of bytes.
+    """
 
     def __init__(  # noqa: PLR0913  the last two are keyword-only
         self,
@@ -49,28 +48,25 @@ class Saves:
         namespace: Namespace,
         connection: Connection,
         counters: ConnectorCounters,
+        figures: LinkFigures,
         *,
         room: int,
         part: BlockPart | None = None,
     ) -> None:
         self._part = part or BlockPart(0, "")
         self._source, self.namespace = source, namespace
-        self._connection, self._counters = connection, counters
-        self._figures = LinkFigures(connection, counters)
+        self._connection, self._side = connection, Side(source.engine)
+        self._counters, self._figures = counters, figures
         self._room = room  # free places in the queue, in blocks
-        self._queue: deque[BlockRange] = deque()
-        self._hints: deque[HintedBlocks] = deque()
-        self._waiting: Counter[str] = Counter()  # ranges of each request that are not done
+        self._hint_count = 0  # waiting ones
+        self._changed = threading.Condition()  # guards what follows
+        self._running: dict[str, list[OpTicket[None]]] = {}  # ranges that are not done, by request
         self._known: set[str] = set()  # requests with an ordered save
         self._finished: set[str] = set()  # finished ones among them
         self._stored: dict[bytes, StoredCounts] = {}
         self._tickets: Counter[int] = Counter()  # of ranges that have ended
         self._copying = ""  # the request whose blocks are being read
-        self._cancelled: set[str] = set()  # requests whose saves stop after this batch
-        self._closing = False
-        self._changed = threading.Condition()
-        self._thread = Thread(target=self._keep, name="beluga-saves", daemon=True)
-        self._thread.start()
+        self._cancelling = 0  # cancellations that stop all copies
 
     def order(self, ranges: list[BlockRange]) -> None:
         """Queue the ranges, without the blocks that another rank stores. A range that does not fit
@@ -79,6 +75,7 @@ class Saves:
         if not ranges:
             return
         self._source.mark()
+        started: list[tuple[BlockRange, OpTicket[None]]] = []
         with self._changed:
             for ordered in ranges:
                 self._known.add(ordered.request)
@@ -91,41 +88,38 @@ class Saves:
                     self._hand_back(own)
                     continue
                 self._room -= len(own.block_ids)
-                self._waiting[own.request] += 1
-                self._queue.append(own)
-            self._changed.notify_all()
+                ticket = self._connection.submit(functools.partial(self._save, own), urgent=False)
+                self._running.setdefault(own.request, []).append(ticket)
+                started.append((own, ticket))
+        for own, ticket in started:
+            ticket.then(functools.partial(self._done, own))
 
     def hint(self, hints: list[HintedBlocks]) -> None:
         """Queue hints for blocks of which this rank stores its part. What does not fit is
         skipped.
         """
-        if not hints:
-            return
-        with self._changed:
-            for hinted in hints:
-                if len(self._hints) < HINTS_MAX:
-                    self._hints.append(hinted)
-                else:
-                    self._counters.add(hint_skipped_blocks=hinted.count)
-            self._changed.notify_all()
+        for hinted in hints:
+            if self._hint_count >= HINTS_MAX:
+                self._counters.add(hint_skipped_blocks=hinted.count)
+                continue
+            with self._changed:
+                self._hint_count += 1
+            self._connection.submit(functools.partial(self._hint, hinted), urgent=False)
 
     def cancel(self, requests: list[str]) -> None:
         """Stop saves whose blocks will be reused: drop queued ranges and wait for the running
         one.
         """
-        names = set(requests)
         with self._changed:
-            remaining = deque(span for span in self._queue if span.request not in names)
-            for span in self._queue:
-                if span.request in names:
-                    self._done(span, skipped=len(span.block_ids))
-            self._queue = remaining
-            if self._copying not in names:
+            for name in requests:
+                for ticket in list(self._running.get(name, ())):
+                    ticket.cancel()
+            if self._copying not in requests:
                 return
-            self._cancelled |= names
-            with self._connection.stopped():
-                self._changed.wait_for(lambda: self._copying not in names)
-            self._cancelled -= names
+            self._cancelling += 1
+            with self._connection.stopped(self._side):
+                self._changed.wait_for(lambda: self._copying not in requests)
+            self._cancelling -= 1
             self._changed.notify_all()
 
     def ended(self, finished: set[str]) -> set[str]:
@@ -134,11 +128,9 @@ class Saves:
         """
         with self._changed:
             self._finished |= finished & self._known
-            ended = {name for name in self._finished if not self._waiting[name]}
+            ended = {name for name in self._finished if name not in self._running}
             self._finished -= ended
             self._known -= ended
-            for name in ended:
-                del self._waiting[name]
         return ended
 
     def stored(self) -> dict[bytes, StoredCounts]:
@@ -154,11 +146,10 @@ class Saves:
         return ended
 
     def close(self) -> None:
-        """Finish the current batch and stop."""
+        """Begin no more saves."""
         with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        self._thread.join()
+            for ticket in [t for tickets in self._running.values() for t in tickets]:
+                ticket.cancel()
 
     def _own(self, ordered: BlockRange) -> BlockRange:
         """Return the blocks of a range that this rank stores."""
@@ -166,47 +157,44 @@ class Saves:
             return ordered
         return ordered.subset(np.flatnonzero(self._part.stores(ordered.packed())))
 
-    def _done(self, span: BlockRange, *, skipped: int = 0) -> None:
-        self._room += len(span.block_ids)
-        self._waiting[span.request] -= 1
-        self._hand_back(span)
-        if skipped:
-            self._counters.add(save_skipped_blocks=skipped)
+    def _done(self, span: BlockRange, ticket: OpTicket[None]) -> None:
+        """Account for a range that has ended, or was cancelled before it began."""
+        with self._changed:
+            self._room += len(span.block_ids)
+            running = self._running[span.request]
+            running.remove(ticket)
+            if not running:
+                del self._running[span.request]
+            self._hand_back(span)
+            if not ticket.began:
+                self._counters.add(save_skipped_blocks=len(span.block_ids))
 
     def _hand_back(self, span: BlockRange) -> None:
         if span.ticket:
             self._tickets[span.ticket] += 1
 
-    def _keep(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-        while True:
-            with self._changed:
-                # No save begins while a cancellation stops all copies.
-                self._changed.wait_for(
-                    lambda: self._hints or (self._queue and not self._cancelled) or self._closing
-                )
-                if self._closing:
-                    return
-                hinted = self._hints.popleft() if self._hints else None
-                if hinted is None:
-                    span = self._queue.popleft()
-                    self._copying = span.request
-            if hinted is not None:
-                packed = hinted.packed()
-                self._give(hinted.hint, packed[self._part.stores(packed)])
-                continue
-            try:
-                self._save(span)
-            finally:
-                with self._changed:
-                    self._copying = ""
-                    self._done(span)
-                    self._changed.notify_all()
+    def _hint(self, hinted: HintedBlocks, _: OpTicket[None]) -> None:
+        with self._changed:
+            self._hint_count -= 1
+        packed = hinted.packed()
+        self._give(hinted.hint, packed[self._part.stores(packed)])
 
-    def _save(self, span: BlockRange) -> None:
+    def _save(self, span: BlockRange, ticket: OpTicket[None]) -> None:
+        with self._changed:
+            # No save begins while a cancellation stops all copies.
+            self._changed.wait_for(lambda: not self._cancelling)
+            self._copying = span.request
+        try:
+            self._put(span, ticket)
+        finally:
+            with self._changed:
+                self._copying = ""
+                self._changed.notify_all()
+
+    def _put(self, span: BlockRange, ticket: OpTicket[None]) -> None:
         packed, names = span.packed(), span.named(self._part.number)
         for start in range(0, len(span.block_ids), BATCH_BLOCKS):
-            if span.request in self._cancelled:
+            if ticket.cancelled:
                 self._counters.add(save_skipped_blocks=len(span.block_ids) - start)
                 return
             part = slice(start, start + BATCH_BLOCKS)
@@ -214,7 +202,7 @@ class Saves:
             block_names = None if names is None else names[part]
 
             def put(attachment: Attachment) -> PutResult | None:
-                cache = attachment.cache(self.namespace, self._source.engine)
+                cache = attachment.cache(self.namespace, self._side)
                 run = self._source.read(ids, span.group)  # noqa: B023  called here and now
                 try:
                     return cache.put(digests, run, names=block_names)  # noqa: B023
@@ -228,7 +216,7 @@ class Saves:
             )
             self._figures.add()
             if result is None:
-                failures = int(span.request not in self._cancelled)
+                failures = int(not ticket.cancelled)
                 skipped = len(span.block_ids) - start
                 self._counters.add(save_failures=failures, save_skipped_blocks=skipped)
                 return
@@ -244,7 +232,7 @@ class Saves:
             return
 
         def give(attachment: Attachment) -> HintResult:
-            return hint.give(attachment.cache(self.namespace, self._source.engine), digests)
+            return hint.give(attachment.cache(self.namespace, self._side), digests)
 
         result = self._connection.attempt("giving hints", give)
         if result is None:

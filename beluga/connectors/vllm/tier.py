@@ -3,8 +3,8 @@
 """The pool as a secondary tier of vLLM's own offloading (``TieringOffloadingSpec``).
 
 vLLM copies chunks between its GPUs and its memory, which is the primary tier. This tier copies them
-on to the pool and back, for all engines that have the pool. It runs in the scheduler's process:
-calls are queued for two threads with a session each, one for stores, one for lookups and loads.
+on to the pool and back, for all engines that have the pool. It runs in the scheduler's process, and
+submits its calls: stores to the background, lookups and loads as urgent.
 
 vLLM passes no configuration of the model to a tier, so the namespace is made from that of the
 connector which makes the tier. A chunk's bytes depend on the chunk's size and on all ranks, which
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import queue
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -36,18 +35,16 @@ from vllm.v1.kv_offload.tiering.base import (
     TransferJob,
 )
 
+from beluga.connectors.connection import Connection
 from beluga.connectors.identity import config_fields, digest_of, environment, with_weights
 from beluga.connectors.settings import PoolSettings, settings_of
 from beluga.connectors.vllm.identity import check_hashing, identify
-from beluga.connectors.worker import JobWorker
 from beluga.errors import ConnectorError
 from beluga.index import BlockState
-from beluga.kvcache import Namespace, Run
+from beluga.kvcache import Namespace, OpTicket, Run
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from beluga.connectors.connection import Connection
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows only the logs below its own name
 
@@ -99,13 +96,10 @@ class BelugaTier(SecondaryTierManager):
             variables=envs.environment_variables,
             logger=logger,
         )
-        self._finished: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
-        self._loading: dict[int, list[bytes]] = {}  # keys by job
-        self._reader = JobWorker(self._settings, name="tier-load", engine="vllm", logger=logger)
-        self._writer = JobWorker(self._settings, name="tier-store", engine="vllm", logger=logger)
+        self._jobs: dict[int, tuple[list[bytes], OpTicket[JobResult]]] = {}
+        self._connection = Connection(self._settings, name="tier", engine="vllm", logger=logger)
         self._lookups = _Lookups(self)
-        self._reader.connection.settle()
-        self._writer.connection.settle()
+        self._connection.settle()
 
     def lookup(self, key: bytes, req_context: Any) -> LookupResult:
         """Return whether a chunk exists; RETRY before the answer is there."""
@@ -119,32 +113,30 @@ class BelugaTier(SecondaryTierManager):
         namespace = self._identified()
         if namespace is None:
             return [False] * len(keys)
-        tiers = self._reader.call(
-            lambda connection: connection.attempt(
-                "looking up chunks", lambda a: a.cache(namespace).lookup(keys).tiers
-            )
+        tiers = self._connection.attempt(
+            "looking up chunks", lambda a: a.cache(namespace).lookup(keys).tiers
         )
         return [False] * len(keys) if tiers is None else [bool(tier) for tier in tiers]
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        """Queue a store of chunks."""
-        self._submit(self._writer, job_metadata, self._store)
+        """Submit a store of chunks."""
+        self._submit(job_metadata, self._store, urgent=False)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
-        """Queue a load of chunks."""
-        self._loading[job_metadata.job_id] = list(job_metadata.keys)
-        self._submit(self._reader, job_metadata, self._load)
+        """Submit a load of chunks."""
+        self._submit(job_metadata, self._load, urgent=True)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Return the jobs that have ended since the last call. Chunks that could not be loaded miss
         from now on for the requests that wait for them.
         """
+        ended = [job for job, (_, ticket) in self._jobs.items() if ticket.done()]
         finished = []
-        while not self._finished.empty():
-            result = self._finished.get()
-            keys = self._loading.pop(result.job_id, [])
+        for job in ended:
+            loads, ticket = self._jobs.pop(job)
+            result = ticket.result or JobResult(job, success=False)
             if not result.success:
-                self._lookups.mark_miss(keys[len(result.successful_keys or ()) :])
+                self._lookups.mark_miss(loads[len(result.successful_keys or ()) :])
             finished.append(result)
         return finished
 
@@ -166,8 +158,8 @@ class BelugaTier(SecondaryTierManager):
         vLLM calls this when its caches are reset: for a sleep or new weights, which it does not
         distinguish. Chunks of other weights must neither be found nor stored under this name.
         """
-        self._reader.call(lambda _: None)
-        self._writer.call(lambda _: None)
+        for urgent in (True, False):
+            self._connection.finish(lambda: None, urgent=urgent)
         fields = {**self._namespace.fields, "reset": os.urandom(16)}
         self._namespace = Namespace(fields, salt=self._settings.salt).of_tenant(
             self._settings.tenant
@@ -178,10 +170,9 @@ class BelugaTier(SecondaryTierManager):
         )
 
     def shutdown(self) -> None:
-        """Finish the submitted jobs and end both sessions."""
+        """Finish the submitted jobs and end the session."""
         self._identity.close()
-        self._writer.close()
-        self._reader.close()
+        self._connection.close()
         self._lookups.shutdown()
 
     def _identified(self) -> Namespace | None:
@@ -191,28 +182,23 @@ class BelugaTier(SecondaryTierManager):
 
     def _submit(
         self,
-        worker: JobWorker,
         job: TransferJob,
-        move: Callable[[Connection, list[bytes], Run, Namespace], list[bytes]],
+        move: Callable[[list[bytes], Run, Namespace], list[bytes]],
+        *,
+        urgent: bool,
     ) -> None:
-        """Queue a job. It always ends, with the chunks that ``move`` returns."""
+        """Submit a job. It always ends, with the chunks that ``move`` returns."""
         keys, namespace = list(job.keys), self._identified()
         size = self.block_size_bytes
 
-        def run(connection: Connection) -> None:
+        def run(_: OpTicket[JobResult]) -> JobResult:
             started_s = time.perf_counter()
-            moved: list[bytes] = []
-            try:
-                if namespace is not None:
-                    moved = move(connection, keys, self._run(job.chunk_ids), namespace)
-            finally:
-                took_s, count = time.perf_counter() - started_s, len(moved)
-                self._finished.put(
-                    JobResult(job.job_id, count == len(keys), moved, took_s, count * size)
-                )
+            moved = [] if namespace is None else move(keys, self._run(job.chunk_ids), namespace)
+            took_s, count = time.perf_counter() - started_s, len(moved)
+            return JobResult(job.job_id, count == len(keys), moved, took_s, count * size)
 
-        if not worker.submit(run):
-            self._finished.put(JobResult(job.job_id, success=False))
+        ticket = self._connection.submit(run, urgent=urgent)
+        self._jobs[job.job_id] = keys if urgent else [], ticket
 
     def _run(self, chunk_ids: NDArray[np.integer[Any]]) -> Run:
         """Return the chunks' memory."""
@@ -222,22 +208,18 @@ class BelugaTier(SecondaryTierManager):
         fragments[:, 1] = size
         return Run(count, size, 1, fragments)
 
-    def _store(
-        self, connection: Connection, keys: list[bytes], run: Run, namespace: Namespace
-    ) -> list[bytes]:
+    def _store(self, keys: list[bytes], run: Run, namespace: Namespace) -> list[bytes]:
         """Return the chunks that the pool has now."""
-        result = connection.attempt(
+        result = self._connection.attempt(
             "storing chunks", lambda a: a.cache(namespace).put(keys, run).states.tolist()
         )
         states = result or [BlockState.REFUSED] * len(keys)
         pairs = zip(keys, states, strict=True)
         return [key for key, state in pairs if state != BlockState.REFUSED]
 
-    def _load(
-        self, connection: Connection, keys: list[bytes], run: Run, namespace: Namespace
-    ) -> list[bytes]:
+    def _load(self, keys: list[bytes], run: Run, namespace: Namespace) -> list[bytes]:
         """Return the leading chunks that were loaded."""
-        hits = connection.attempt(
+        hits = self._connection.attempt(
             "loading chunks", lambda a: a.cache(namespace).get(keys, run).hits
         )
         return keys[: hits or 0]

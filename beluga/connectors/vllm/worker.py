@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from beluga.connectors.connection import Connection
 from beluga.connectors.identity import with_weights
-from beluga.connectors.vllm.loads import AsyncLoads, Loads, SplitLoads
+from beluga.connectors.vllm.counters import LinkFigures
+from beluga.connectors.vllm.loads import Loads
 from beluga.connectors.vllm.parts import BlockPart
 from beluga.connectors.vllm.saves import Saves
 from beluga.connectors.vllm.staging import source_of
@@ -26,17 +27,15 @@ if TYPE_CHECKING:
     from beluga.connectors.vllm.steps import Orders
     from beluga.kvcache import Namespace
 
-LoadsKind = TypeVar("LoadsKind", bound=Loads)
-
 
 class RankWorker:
-    """The loads and saves of one rank, each kind over its own session, so that no load waits for a
-    save, and no short load for a long one. ``part`` is this rank's part of a block.
-    ``more`` has the layouts of further groups of layers, ``shards`` the parts of other engines'
-    blocks that it reads; with ``whole`` a request's load fails as a whole.
+    """The loads and saves of one rank over one connection. No load waits for a save, and no short
+    load for a long one. ``part`` is this rank's part of a block. ``more`` has the layouts of
+    further groups of layers, ``shards`` the parts of other engines' blocks that it reads; with
+    ``whole`` a request's load fails as a whole.
     """
 
-    def __init__(  # noqa: PLR0913  the last three are keyword-only
+    def __init__(  # noqa: PLR0913  the last four are keyword-only
         self,
         settings: VllmSettings,
         layout: GroupLayout,
@@ -52,55 +51,45 @@ class RankWorker:
         self._namespace, self._weights = namespace, ""
         own = part or BlockPart(0, "")
         layouts = (layout, *more, *(shard.pieces for shard in shards))
-        numbered = dict(enumerate(shards, 1 + len(more)))
-        self._connections: list[Connection] = []
         self._sources: list[BlockSource] = []
 
-        def made(kind: type[LoadsKind], name: str) -> LoadsKind:
-            connection = Connection(
-                settings, name=name, engine="vllm", logger=logger, prefault=True
-            )
-            concurrent = issubclass(kind, AsyncLoads)
-            source = source_of(*layouts, urgent=True, own_stream=concurrent, logger=logger)
-            self._connections.append(connection)
-            self._sources.append(source)
-            return kind(
-                source,
-                namespace,
-                connection,
-                counters,
-                part=own.number,
-                shards=numbered,
-                whole=whole,
-            )
+        def source(*, urgent: bool, own_stream: bool) -> BlockSource:
+            made = source_of(*layouts, urgent=urgent, own_stream=own_stream, logger=logger)
+            self._sources.append(made)
+            return made
 
-        self.loads: Loads | SplitLoads
-        if settings.load == "auto":
-            self.loads = SplitLoads(made(Loads, "loads"), made(AsyncLoads, "loads-beside"))
-        else:
-            self.loads = made(AsyncLoads if settings.load == "async" else Loads, "loads")
-        self.load_connection = self._connections[0]
-        readable = all(source.scattered for source in self._sources)
-        self.splits = tuple(dict.fromkeys(shard.split for shard in shards)) if readable else ()
-        self.save_connection = Connection(
-            settings, name="saves", engine="vllm", logger=logger, prefault=settings.saves
+        self.connection = Connection(
+            settings, name="worker", engine="vllm", logger=logger, prefault=True
         )
-        save_source = source_of(*layouts, urgent=False, own_stream=True, logger=logger)
-        self.saves = Saves(
-            save_source,
+        figures = LinkFigures(self.connection, counters)
+        before = None if settings.load == "async" else source(urgent=True, own_stream=False)
+        beside = None if settings.load == "sync" else source(urgent=True, own_stream=True)
+        readable = all(made.scattered for made in self._sources)
+        self.splits = tuple(dict.fromkeys(shard.split for shard in shards)) if readable else ()
+        self.loads = Loads(
+            self.connection,
             namespace,
-            self.save_connection,
             counters,
+            figures,
+            before=before,
+            beside=beside,
+            part=own.number,
+            shards=dict(enumerate(shards, 1 + len(more))),
+            whole=whole,
+        )
+        self.saves = Saves(
+            source(urgent=False, own_stream=True),
+            namespace,
+            self.connection,
+            counters,
+            figures,
             room=settings.save_queue,
             part=own,
         )
-        self._connections.append(self.save_connection)
-        self._sources.append(save_source)
 
     def settle(self) -> None:
-        """Wait until all sessions are attached, or cannot be; see :meth:`Connection.settle`."""
-        for connection in self._connections:
-            connection.settle()
+        """Wait until the session is attached, or cannot be; see :meth:`Connection.settle`."""
+        self.connection.settle()
 
     def load(self, orders: Orders) -> None:
         """Load before the forward, or concurrently with it."""
@@ -133,10 +122,9 @@ class RankWorker:
         return StepReport(self.loads.loaded(), self.saves.stored(), ended=self.saves.tickets())
 
     def close(self) -> None:
-        """Finish running work, and end the sessions."""
+        """Finish running work, and end the session."""
         self.loads.close()
         self.saves.close()
-        for connection in self._connections:
-            connection.close()
+        self.connection.close()
         for source in self._sources:
             source.close()

@@ -153,8 +153,8 @@ class Rank:
             **{"pool": pool_name, "timeout_ms": 5000, "retry_s": 0.05, **changes}
         )
         self.worker = RankWorker(settings, self.layout, NAMESPACE, self.counters, LOGGER, part=part)
-        for connection in self.worker._connections if attached else ():
-            assert connection.wait(LONG_S)
+        if attached:
+            assert self.worker.connection.wait(LONG_S)
 
     def fill(self, seed: int) -> None:
         self.memory[...] = np.random.default_rng(seed).integers(
@@ -327,8 +327,7 @@ def meet(scheduler: Any, worker: Any, tensors: Any, *, wait: bool = True) -> Non
     """Give a worker its memory, and the scheduler what the worker reports about itself."""
     worker.register_kv_caches(tensors)
     scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): worker.get_handshake_metadata()})
-    sides = worker._worker.load_connection, worker._worker.save_connection
-    for connection in (scheduler._connection, *sides) if wait else ():
+    for connection in (scheduler._connection, worker._worker.connection) if wait else ():
         assert connection.wait(LONG_S)
 
 

@@ -98,7 +98,7 @@ class HashingConnector(BelugaConnector):
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         super().register_kv_caches(kv_caches)
         assert self._worker is not None
-        saves, loads = self._worker.saves, self._worker.loads.sides
+        saves, loads = self._worker.saves, self._worker.loads
         layouts = saves._source.layouts
         file = open(os.environ["BELUGA_TEST_HASHES"], "a", buffering=1)  # noqa: PTH123, SIM115
 
@@ -108,8 +108,8 @@ class HashingConnector(BelugaConnector):
                 digest.update(ctypes.string_at(address, size))
             return digest.hexdigest()
 
-        def load_hashed(load: Any, span: Any) -> int:
-            hits: int = load(span)
+        def load_hashed(load: Any, source: Any, span: Any) -> int:
+            hits: int = load(source, span)
             if span.split:  # other ranks have stored it, with other heads together
                 return hits
             for index, block in enumerate(span.block_ids[:hits]):
@@ -118,8 +118,7 @@ class HashingConnector(BelugaConnector):
             return hits
 
         watch_saves(saves, hash_of, lambda name, copy: file.write(f"save {name} {copy}\n"))
-        for side in loads:
-            side._load = functools.partial(load_hashed, side._load)  # type: ignore[method-assign]
+        loads._load = functools.partial(load_hashed, loads._load)  # type: ignore[method-assign]
 
 
 class Memory:

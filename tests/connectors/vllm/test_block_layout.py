@@ -221,7 +221,7 @@ class HeadRank:
             part=self.part,
             shards=shards.all(),
         )
-        assert all(connection.wait(LONG_S) for connection in self.worker._connections)
+        assert self.worker.connection.wait(LONG_S)
 
     def own(self, whole: np.ndarray) -> np.ndarray:
         """Return this rank's heads from memory with all heads."""
@@ -237,7 +237,7 @@ class HeadRank:
 
     def remove(self, space: Namespace, keys: list[bytes]) -> None:
         """Remove blocks of a namespace from the pool."""
-        attachment: Any = self.worker.load_connection._attachment
+        attachment: Any = self.worker.connection._attachment
         attachment.cache(space).remove(keys)
 
 

@@ -92,7 +92,7 @@ class Replay:
     def check(self) -> int:
         """Check that each block in the pool is right. Returns how many there are."""
         worker = self.worker._worker
-        attachment = worker.load_connection._attachment
+        attachment = worker.connection._attachment
         cache, checked = attachment.cache(self.scheduler._lookups.ranks[0]), 0
         for digest, name in self._hash_of.items():
             content = np.zeros((1, self._size, WORDS), dtype=np.uint16)
@@ -255,7 +255,7 @@ class Replay:
 
     def _idle(self) -> None:
         saves = self.worker._worker.saves
-        assert eventually(lambda: not sum(saves._waiting.values()), LONG_S)
+        assert eventually(lambda: not saves._running, LONG_S)
 
     def _watch(self, lookups: Any) -> dict[bytes, bytes]:
         """Make a scheduler record its digests with vLLM's hashes from now on, and return the

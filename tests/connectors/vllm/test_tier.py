@@ -143,10 +143,8 @@ def test_a_chunk_that_is_gone_misses_from_then_on(
     a.store()
     assert a.hits() == [True] * CHUNKS
     namespace = a.tier._identified()
-    a.tier._writer.call(
-        lambda connection: connection.attempt(
-            "removing", lambda attachment: attachment.cache(namespace).remove(KEYS[3:4])
-        )
+    a.tier._connection.attempt(
+        "removing", lambda attachment: attachment.cache(namespace).remove(KEYS[3:4])
     )
     result = a.load()
     assert not result.success

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from fake_vllm import Tensor
 from scene import LOGGER, LONG_S, NAMESPACE, Gate, Rank, blocks, digests, wait_for
 
 from beluga import IndexServer, KVCache, Pool
+from beluga.connectors.connection import Side
 from beluga.connectors.vllm.counters import ConnectorCounters, figures
 from beluga.connectors.vllm.layout import GroupLayout
 from beluga.connectors.vllm.saves import BATCH_BLOCKS
@@ -155,7 +157,7 @@ def test_a_preemption_within_a_long_range_waits_for_one_batch_only(side: Rank, g
     assert gate.reading.wait(LONG_S)
     thread = threading.Thread(target=side.worker.preempt, args=(Orders(preempted=["r"]),))
     thread.start()
-    wait_for(lambda: "r" in side.worker.saves._cancelled)
+    wait_for(lambda: side.worker.saves._cancelling)
     gate.go.set()
     thread.join()
     counted = side.counters.take()
@@ -205,7 +207,8 @@ def test_a_short_load_does_not_wait_for_a_long_one(side: Rank, pool: Pool) -> No
     right = side.memory[:, [0, 1, 2]].copy()
     side.save("r", [0, 1, 2])
     slow = Gate(side.layout)
-    side.worker.loads.sides[1]._source = slow
+    loads = side.worker.loads
+    loads.beside, loads._sides[slow] = slow, Side()
     long = ordered(side, pool, "long", [10, 11, 12], concurrent=True)
     short = ordered(side, pool, "short", [20, 21, 22], concurrent=False)
     side.load(long, short)
@@ -269,7 +272,8 @@ def test_saves_of_preempted_requests_only_are_dropped(side: Rank, gate: Gate) ->
 def test_blocks_without_room_in_the_pool_are_counted_as_skipped(
     server: IndexServer, pool_name: str, side: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = side.worker.save_connection._attachment.cache(NAMESPACE)  # type: ignore[union-attr]
+    attachment: Any = side.worker.connection._attachment
+    cache = attachment.cache(NAMESPACE, side.worker.saves._side)
     states = np.array([BlockState.GRANTED, BlockState.REFUSED, BlockState.PENDING], dtype=np.uint8)
     statuses = np.zeros(3, dtype=np.int32)
     monkeypatch.setattr(cache, "put", lambda *_, **__: PutResult(states, statuses))
@@ -280,12 +284,12 @@ def test_blocks_without_room_in_the_pool_are_counted_as_skipped(
 
 
 def test_closing_a_worker_ends_its_threads_and_sessions(side: Rank) -> None:
-    own = {"beluga-saves", "beluga-loads"}
-    assert own <= {thread.name for thread in threading.enumerate()}
+    before = _thread._count()
+    side.fill(1)
+    side.save("r", [0, 1])
     side.worker.close()
-    assert not own & {thread.name for thread in threading.enumerate()}
-    assert not side.worker.load_connection.attached
-    assert not side.worker.save_connection.attached
+    assert _thread._count() < before
+    assert not side.worker.connection.attached
 
 
 @pytest.fixture

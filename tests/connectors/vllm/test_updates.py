@@ -139,16 +139,16 @@ def test_an_engine_that_sleeps_ends_its_sessions_and_hits_again_when_awake(
 ) -> None:
     engine = make()
     engine.saves()
-    connections = engine.worker._worker._connections
+    connection = engine.worker._worker.connection
     for _ in range(2):
         engine.worker.unregister_kv_caches()
-    assert engine.worker._worker is None and not any(each.attached for each in connections)
+    assert engine.worker._worker is None and not connection.attached
     engine.worker.bind_connector_metadata(None)  # steps without a worker do nothing
     assert engine.worker.get_finished(set()) == (None, None)
     engine.memory[:] = 99  # what the memory has after the sleep
     for _ in range(2):
         engine.worker.restore_kv_caches()
-    assert all(each.attached for each in engine.worker._worker._connections)
+    assert engine.worker._worker.connection.attached
     assert engine.hits() == ALL
     assert (engine.loads(8) == 1).all()
     assert type(engine.worker).supports_sleep_mode(None)

@@ -44,6 +44,13 @@ struct bl_path {
     uint32_t holder[BL_PATH_CLIENT_COUNT]; /* the holder of each lane: process + 1, or 0 */
 };
 
+/* End and free a session that no other thread uses. */
+static inline void bl_session_close(bl_session *session)
+{
+    bl_session_end(session, UINT64_MAX / 4);
+    bl_session_free(session);
+}
+
 static inline uint64_t bl_path_timeout_ns(const bl_path *path)
 {
     return path->timeout_ns ? path->timeout_ns : BL_PATH_TIMEOUT_NS;
