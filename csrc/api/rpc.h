@@ -76,8 +76,8 @@ int bl_server_run(bl_server *server);
 void bl_server_stop(bl_server *server);
 void bl_server_describe(const bl_server *server, bl_server_stat *out);
 
-/* A process's lane. Threads may share a session: their calls wait for each other, and what they copy
- * does not. */
+/* A process's lane. Threads may share a session: their calls wait for each other, and their copies
+ * do not. */
 typedef struct bl_session bl_session;
 
 typedef struct bl_session_stat {
