@@ -20,8 +20,9 @@
  * tiers evict while the pool has it is offered again, once after each hit. A lookup of a requested
  * key returns PENDING; the block arrives by a put of the service, like any other block.
  *
- * The keys of one call are a chain, in their order. The service takes a few keys of each chain in
- * turn, so that no chain waits for the whole of another one. Keys that a disk has (warm) are
+ * The keys of one call are a chain, in their order. The sessions take turns, and each session's
+ * chains do: the service takes a few keys at each turn, so that no chain waits for the whole of
+ * another one, and no session for all chains of another one. Keys that a disk has (warm) are
  * separate work, done before and in parallel to keys that need a remote store (cold). A chain ends
  * at its first miss, because a prefix cache cannot use the keys behind it. A chain of cold keys
  * starts with a small window, which grows when a key arrives.
@@ -103,6 +104,7 @@ enum { BL_CHAIN_NONE = BL_NO_NUMBER, BL_CHAIN_CANCELLED = BL_NO_NUMBER - 1 };
 typedef struct bl_lane_requests {
     uint32_t chain;             /* of its last call, or BL_CHAIN_NONE, _CANCELLED */
     uint32_t count;             /* requested keys */
+    bl_work_list rings[BL_RING_NONE]; /* chains */
 } bl_lane_requests;
 
 struct bl_lower {
@@ -121,7 +123,8 @@ struct bl_lower {
     bl_work_list taken;         /* blocks that are being offered */
     bl_work_list lists[BL_LOWER_LISTS]; /* entries */
     bl_chain chains[BL_REQUESTED_MAX]; /* each has a requested key */
-    bl_work_list rings[BL_RING_NONE]; /* chains */
+    uint32_t ring_count[BL_RING_NONE]; /* chains in the rings of all lanes */
+    uint32_t ring_lane[BL_RING_NONE]; /* whose turn it is */
     bl_work_list free_chains;
     uint32_t fresh_chain;       /* chains from here on were never used */
     bl_lane_requests *lanes;    /* per lane */
@@ -269,21 +272,24 @@ static void bl_chains_wake(bl_lower *lower)
 {
     int there[BL_RING_NONE];
     for (uint32_t ring = 0; ring < BL_RING_NONE; ring++)
-        there[ring] = lower->rings[ring].first != BL_NO_NUMBER;
+        there[ring] = lower->ring_count[ring] > 0;
     bl_lower_wake(lower, BL_LOWER_ONBOARD, there[BL_RING_ONBOARD]);
     bl_lower_wake(lower, BL_LOWER_PREFETCH, there[BL_RING_PREFETCH]);
     bl_lower_wake(lower, BL_LOWER_COLD,
                    there[BL_RING_COLD_ONBOARD] || there[BL_RING_COLD_PREFETCH]);
 }
 
-/* Move a chain to the end of its ring, or out of all rings. */
+/* Move a chain to the end of its session's ring, or out of all rings. */
 static void bl_chain_place(bl_index *index, uint32_t number)
 {
     bl_lower *lower = index->lower;
     bl_chain *chain = &lower->chains[number];
+    bl_work_list *rings = lower->lanes[chain->lane].rings;
     uint32_t ring = BL_RING_NONE;
-    if (chain->ring != BL_RING_NONE)
-        bl_work_unlink(index, &lower->rings[chain->ring], bl_lower_chain_link, number);
+    if (chain->ring != BL_RING_NONE) {
+        bl_work_unlink(index, &rings[chain->ring], bl_lower_chain_link, number);
+        lower->ring_count[chain->ring]--;
+    }
     if (chain->entries.first != BL_NO_NUMBER) {
         int warm = bl_lower_warm(index, &lower->entries[chain->entries.first]);
         uint32_t kind = chain->kind == BL_LOWER_ONBOARD ? BL_RING_ONBOARD : BL_RING_PREFETCH;
@@ -291,8 +297,10 @@ static void bl_chain_place(bl_index *index, uint32_t number)
             ring = warm ? kind : kind + BL_RING_COLD_ONBOARD;
     }
     chain->ring = ring;
-    if (ring != BL_RING_NONE)
-        bl_work_append(index, &lower->rings[ring], bl_lower_chain_link, number);
+    if (ring != BL_RING_NONE) {
+        bl_work_append(index, &rings[ring], bl_lower_chain_link, number);
+        lower->ring_count[ring]++;
+    }
     bl_chains_wake(lower);
 }
 
@@ -693,13 +701,19 @@ static bl_lower_record bl_chain_take(bl_index *index, uint32_t number)
 }
 
 /* Take the next key of a ring. Returns 0 if there is none. After its turn a chain moves to the end
- * of the ring, or to another ring if its next key belongs there. */
+ * of the ring, or to another ring if its next key belongs there; then the next session has its
+ * turn. */
 static int bl_ring_take(bl_index *index, uint32_t ring, bl_lower_record *out)
 {
     bl_lower *lower = index->lower;
     uint64_t now_ns = bl_now_ns(&index->pool->memory);
-    uint32_t number;
-    while ((number = lower->rings[ring].first) != BL_NO_NUMBER) {
+    uint32_t *lane = &lower->ring_lane[ring], lane_count = index->pool->geometry.lane_count;
+    while (lower->ring_count[ring] > 0) {
+        uint32_t number = lower->lanes[*lane].rings[ring].first;
+        if (number == BL_NO_NUMBER) {
+            *lane = (*lane + 1) % lane_count;
+            continue;
+        }
         bl_chain *chain = &lower->chains[number];
         if (now_ns - chain->requested_ns > BL_CHAIN_NS) {
             bl_chain_cancel(index, number);
@@ -713,8 +727,10 @@ static int bl_ring_take(bl_index *index, uint32_t ring, bl_lower_record *out)
         *out = bl_chain_take(index, number);
         uint32_t most = warm ? (uint32_t)BL_CHAIN_TAKEN_MAX : chain->window;
         if (chain->entries.first == BL_NO_NUMBER || chain->taken >= most ||
-            chain->taken % BL_CHAIN_TURN == 0)
+            chain->taken % BL_CHAIN_TURN == 0) {
             bl_chain_place(index, number);
+            *lane = (*lane + 1) % lane_count;
+        }
         return 1;
     }
     return 0;
@@ -884,13 +900,14 @@ int bl_lower_attach(bl_index *index, uint32_t count_max, int waits, uint8_t unkn
     bl_work_clear(&lower->taken);
     for (uint32_t list = 0; list < BL_LOWER_LISTS; list++)
         bl_work_clear(&lower->lists[list]);
-    for (uint32_t ring = 0; ring < BL_RING_NONE; ring++)
-        bl_work_clear(&lower->rings[ring]);
     bl_work_clear(&lower->free_chains);
     uint32_t lane_count = index->pool->geometry.lane_count;
     lower->lanes = calloc(lane_count, sizeof *lower->lanes);
-    for (uint32_t lane = 0; lower->lanes && lane < lane_count; lane++)
+    for (uint32_t lane = 0; lower->lanes && lane < lane_count; lane++) {
         lower->lanes[lane].chain = BL_CHAIN_NONE;
+        for (uint32_t ring = 0; ring < BL_RING_NONE; ring++)
+            bl_work_clear(&lower->lanes[lane].rings[ring]);
+    }
     lower->entries = bl_lazy_map(lower->entry_max * sizeof *lower->entries);
     if (lower->lanes == NULL || lower->entries == NULL ||
         bl_hash_create(&lower->hash, lower->entry_max) < 0) {
