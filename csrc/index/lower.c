@@ -740,10 +740,8 @@ static int bl_ring_take(bl_index *index, uint32_t ring, bl_lower_record *out)
 static int bl_lower_take_one(bl_index *index, const bl_lower_request *request, bl_lower_record *out)
 {
     bl_lower *lower = index->lower;
-    if (request->kind == BL_LOWER_REMOVE)
-        return bl_tombstones_take(index, BL_TOMBSTONE_WAITING, 0, out);
-    if (request->kind == BL_LOWER_RETRY)
-        return bl_tombstones_take(index, BL_TOMBSTONE_FAILED, request->tier, out);
+    if (request->kind == BL_LOWER_REMOVE || request->kind == BL_LOWER_RETRY)
+        return bl_tombstones_take(index, request->tier, out);
     if (request->kind == BL_LOWER_ONBOARD)
         return bl_ring_take(index, BL_RING_ONBOARD, out);
     if (request->kind == BL_LOWER_PREFETCH)

@@ -17,7 +17,8 @@
  *
  * A session that has as many tombstones as are still free gets no more, so none takes the room of
  * all others. Which keys a store has is not known, so the share is the same for all keys. It counts
- * the removals of living sessions: others have ended, or had another server.
+ * the removals of living sessions: others have ended, or had another server. The service takes one
+ * waiting tombstone of each session in turn.
  */
 #include "index/tombstones.h"
 
@@ -35,6 +36,7 @@ enum { BL_TOMBSTONES_PART = 2 }; /* at most one tombstone per this many lines of
 typedef struct bl_tombstone_share {
     uint32_t session;           /* how many sessions of this lane have ended */
     uint32_t count;             /* tombstones of its session */
+    bl_work_list waiting;       /* those of all of its sessions, for all tiers */
 } bl_tombstone_share;
 
 struct bl_tombstones {
@@ -42,11 +44,12 @@ struct bl_tombstones {
     uint32_t count_max;
     uint32_t count[BL_TOMBSTONE_STATES];
     bl_tombstone_share *shares; /* by lane plus 1; the first is of sessions of former servers */
+    uint32_t turn;              /* index of the next one that the service takes from */
     uint64_t id[BL_TOMBSTONE_STORES]; /* ids of the tiers; 0: there is no such tier */
     uint32_t line[BL_TOMBSTONE_STORES]; /* numbers of the tiers' lines, or BL_NO_NUMBER */
     uint64_t given_up[BL_TOMBSTONE_STORES]; /* ids */
     uint32_t given_up_count;
-    bl_work_list lists[BL_TOMBSTONE_STATES][BL_TOMBSTONE_STORES];
+    bl_work_list lists[BL_TOMBSTONE_STATES][BL_TOMBSTONE_STORES]; /* without those that wait */
 };
 
 /* A tombstone uses these fields of a bl_block: key and generation; fingerprint: the id of its tier;
@@ -68,9 +71,13 @@ int bl_tombstones_create(bl_index *index)
             bl_work_clear(&tombstones->lists[state][tier]);
     for (uint32_t tier = 0; tier < BL_TOMBSTONE_STORES; tier++)
         tombstones->line[tier] = BL_NO_NUMBER;
-    tombstones->shares = calloc(index->pool->geometry.lane_count + 1, sizeof *tombstones->shares);
-    return tombstones->shares == NULL ? -ENOMEM
-                                      : bl_hash_create(&tombstones->hash, tombstones->count_max);
+    uint32_t share_count = index->pool->geometry.lane_count + 1;
+    tombstones->shares = calloc(share_count, sizeof *tombstones->shares);
+    if (tombstones->shares == NULL)
+        return -ENOMEM;
+    for (uint32_t share = 0; share < share_count; share++)
+        bl_work_clear(&tombstones->shares[share].waiting);
+    return bl_hash_create(&tombstones->hash, tombstones->count_max);
 }
 
 void bl_tombstones_destroy(bl_index *index)
@@ -85,7 +92,8 @@ void bl_tombstones_destroy(bl_index *index)
 void bl_tombstones_lane_gone(bl_index *index, uint32_t lane)
 {
     bl_tombstone_share *share = &index->tombstones->shares[1 + lane];
-    *share = (bl_tombstone_share){.session = share->session + 1};
+    share->session++;
+    share->count = 0;
 }
 
 void bl_tombstones_attach(bl_index *index, const uint64_t id[BL_TOMBSTONE_TIERS])
@@ -226,21 +234,27 @@ static enum bl_tombstone_state bl_tombstone_begins(uint32_t tier)
     return tier < BL_TOMBSTONE_TIERS ? BL_TOMBSTONE_WAITING : BL_TOMBSTONE_PARKED;
 }
 
+static bl_work_list *bl_tombstone_list(const bl_index *index, const bl_block *tombstone)
+{
+    bl_tombstones *tombstones = index->tombstones;
+    return tombstone->offload == BL_TOMBSTONE_WAITING
+               ? &tombstones->shares[tombstone->chunk_size].waiting
+               : &tombstones->lists[tombstone->offload][tombstone->lane];
+}
+
 static void bl_tombstone_enter(bl_index *index, uint32_t number, enum bl_tombstone_state state)
 {
     bl_block *tombstone = &index->blocks[number];
     tombstone->offload = (uint8_t)state;
     index->tombstones->count[state]++;
-    bl_work_append(index, &index->tombstones->lists[state][tombstone->lane], bl_work_block_link,
-                   number);
+    bl_work_append(index, bl_tombstone_list(index, tombstone), bl_work_block_link, number);
 }
 
 static void bl_tombstone_leave(bl_index *index, uint32_t number)
 {
     const bl_block *tombstone = &index->blocks[number];
     index->tombstones->count[tombstone->offload]--;
-    bl_work_unlink(index, &index->tombstones->lists[tombstone->offload][tombstone->lane],
-                   bl_work_block_link, number);
+    bl_work_unlink(index, bl_tombstone_list(index, tombstone), bl_work_block_link, number);
 }
 
 static void bl_tombstone_move(bl_index *index, uint32_t number, enum bl_tombstone_state state)
@@ -370,26 +384,33 @@ uint32_t bl_tombstones_max(const bl_index *index) { return index->tombstones->co
 
 /* ---- The service. */
 
-int bl_tombstones_take(bl_index *index, enum bl_tombstone_state state, uint32_t tier,
-                       bl_lower_record *out)
+/* Return the oldest waiting tombstone of the session whose turn it is. There must be one. */
+static uint32_t bl_tombstone_turn(bl_tombstones *tombstones, uint32_t share_count)
+{
+    uint32_t number;
+    do
+        number = tombstones->shares[tombstones->turn++ % share_count].waiting.first;
+    while (number == BL_NO_NUMBER);
+    return number;
+}
+
+int bl_tombstones_take(bl_index *index, uint32_t tier, bl_lower_record *out)
 {
     bl_tombstones *tombstones = index->tombstones;
-    uint32_t first = tier ? tier : 1, end = tier ? tier + 1 : (uint32_t)BL_TOMBSTONE_TIERS;
-    for (; first < end; first++) {
-        uint32_t number = tombstones->lists[state][first].first;
-        if (number == BL_NO_NUMBER)
-            continue;
-        const bl_block *tombstone = &index->blocks[number];
-        bl_tombstone_move(index, number, BL_TOMBSTONE_TAKEN);
-        *out = (bl_lower_record){
-            .key = {tombstone->key[0], tombstone->key[1]},
-            .generation = tombstone->generation,
-            .block = number,
-            .tiers = (uint8_t)(1u << tombstone->lane),
-        };
-        return 1;
-    }
-    return 0;
+    uint32_t number = tombstones->lists[BL_TOMBSTONE_FAILED][tier].first;
+    if (tier == 0 && tombstones->count[BL_TOMBSTONE_WAITING] > 0)
+        number = bl_tombstone_turn(tombstones, index->pool->geometry.lane_count + 1);
+    if (number == BL_NO_NUMBER)
+        return 0;
+    const bl_block *tombstone = &index->blocks[number];
+    bl_tombstone_move(index, number, BL_TOMBSTONE_TAKEN);
+    *out = (bl_lower_record){
+        .key = {tombstone->key[0], tombstone->key[1]},
+        .generation = tombstone->generation,
+        .block = number,
+        .tiers = (uint8_t)(1u << tombstone->lane),
+    };
+    return 1;
 }
 
 uint8_t bl_tombstones_tried(bl_index *index, const bl_lower_note *note)

@@ -68,9 +68,9 @@ uint8_t bl_tombstones_untried(const bl_index *index, const uint64_t key[2]);
 /* Return 1 if there is a tombstone in this state. */
 int bl_tombstones_has(const bl_index *index, enum bl_tombstone_state state);
 
-/* Take the oldest tombstone that waits, or that failed in this tier. Returns 0 if there is none. */
-int bl_tombstones_take(bl_index *index, enum bl_tombstone_state state, uint32_t tier,
-                       bl_lower_record *out);
+/* Take a tombstone that waits, or the oldest one that failed in this tier, if it is not 0. Returns 0
+ * if there is none. */
+int bl_tombstones_take(bl_index *index, uint32_t tier, bl_lower_record *out);
 
 /* Record the result of a removal. Returns the tier as a bit; 0: there is no such tombstone. */
 uint8_t bl_tombstones_tried(bl_index *index, const bl_lower_note *note);
