@@ -170,10 +170,14 @@ class Share:
         self.slots: ConnectionSlots[AcceptedConnection] = ConnectionSlots(PATIENCE_S)
         self.heads_size = 0  # total bytes of input that no handler has yet
 
-    @property
-    def crowded(self) -> bool:
-        """Whether more clients are connected than requests can run."""
-        return len(self.slots) > self.requests_max
+    def is_crowded_by(self, peer: str) -> bool:
+        """Return whether more clients are connected than requests can run, and no other peer has
+        more connections than this one.
+        """
+        if len(self.slots) <= self.requests_max:
+            return False
+        counts = Counter(slot.peer for slot in self.slots)
+        return counts[peer] == max(counts.values())
 
     @web.middleware
     async def follow(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -185,9 +189,11 @@ class Share:
         finally:
             connection.ends()
 
-    async def close_if_crowded(self, _: web.Request, answer: web.StreamResponse) -> None:
-        """Close a connection after its response if clients are waiting for a slot."""
-        if self.crowded:
+    async def close_if_crowded(self, request: web.Request, answer: web.StreamResponse) -> None:
+        """Close a connection after its response if clients may be waiting for a slot. Those of
+        peers with fewer connections stay.
+        """
+        if self.is_crowded_by(connection_of(request).slot.peer):
             answer.force_close()
             answer.headers["Connection"] = "close"  # aiohttp has already prepared the other headers
 

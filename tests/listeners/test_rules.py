@@ -12,13 +12,13 @@ import re
 import ssl
 import subprocess
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from beluga import http_server
 from beluga.errors import SettingsError
-from beluga.http_server import ConnectionSlots
+from beluga.http_server import ConnectionSlots, Share
 from beluga.listening import (
     KnownHosts,
     Token,
@@ -86,6 +86,16 @@ def test_an_active_client_keeps_its_slot(clock: Clock) -> None:
         fast.move(100_000)
         slow.move(10)
     assert clock.slowest(2, 0.25) == ["slow"]
+
+
+def test_only_the_peer_with_the_most_connections_loses_those_that_it_uses() -> None:
+    share: Any = Share(connections_max=5, requests_max=3)
+    for connection, peer in (("1", "a"), ("2", "b"), ("3", "b")):
+        share.slots.take(connection, peer)
+    assert not share.is_crowded_by("b")
+    share.slots.take("4", "b")
+    assert share.is_crowded_by("b")
+    assert not share.is_crowded_by("a")
 
 
 def test_the_peer_with_the_most_slow_clients_loses_slots_first(clock: Clock) -> None:
