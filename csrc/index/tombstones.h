@@ -68,8 +68,8 @@ uint8_t bl_tombstones_untried(const bl_index *index, const uint64_t key[2]);
 /* Return 1 if there is a tombstone in this state. */
 int bl_tombstones_has(const bl_index *index, enum bl_tombstone_state state);
 
-/* Take a tombstone that waits, or the oldest one that failed in this tier, if it is not 0. Returns 0
- * if there is none. */
+/* Take a tombstone that waits, or, if tier is not 0, the oldest one that failed in this tier.
+ * Returns 0 if there is none. */
 int bl_tombstones_take(bl_index *index, uint32_t tier, bl_lower_record *out);
 
 /* Record the result of a removal. Returns the tier as a bit; 0: there is no such tombstone. */
