@@ -438,7 +438,7 @@ int bl_index_get_stat(bl_session *session, bl_index_stat *out, uint64_t timeout_
         .reply_size = &size,
     };
     int status = bl_session_call(session, &message, timeout_ns);
-    if (status == -EMSGSIZE || (status >= 0 && size != sizeof *out))
-        return -BL_ERROR_BAD_REPLY;
-    return status < 0 ? status : 0;
+    if (status < 0)
+        return status;
+    return size == sizeof *out ? 0 : -BL_ERROR_BAD_REPLY;
 }

@@ -3,8 +3,6 @@
  *
  * The client's calls about tasks, with the checks of their replies.
  */
-#include <errno.h>
-
 #include "format/payload.h"
 #include "index/state.h"
 #include "rpc/session_state.h"
@@ -23,9 +21,9 @@ static int bl_task_call(bl_session *session, uint32_t method, const bl_task_requ
         .reply_size = &got,
     };
     int status = bl_session_call(session, &message, timeout_ns);
-    if (status == -EMSGSIZE || (status >= 0 && got != size))
-        return -BL_ERROR_BAD_REPLY;
-    return status < 0 ? status : 0;
+    if (status < 0)
+        return status;
+    return got == size ? 0 : -BL_ERROR_BAD_REPLY;
 }
 
 int bl_task_claim(bl_session *session, uint64_t queue, uint32_t visible_ms, bl_task *out,

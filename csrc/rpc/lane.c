@@ -198,7 +198,7 @@ static int bl_reply_decode(bl_session *session, const bl_reply *reply, void *tar
         return -BL_ERROR_BAD_REPLY;
     if (!(reply->flags & BL_MESSAGE_BULK)) {
         if (reply->size > capacity)
-            return -EMSGSIZE;
+            return -BL_ERROR_BAD_REPLY;
         memcpy(target, reply->payload, reply->size);
         *size = reply->size;
         return reply->status;
@@ -208,7 +208,7 @@ static int bl_reply_decode(bl_session *session, const bl_reply *reply, void *tar
     if (bulk.size > g->bulk_size)
         return -BL_ERROR_BAD_REPLY;
     if (bulk.size > capacity)
-        return -EMSGSIZE;
+        return -BL_ERROR_BAD_REPLY;
     uint64_t offset = bl_bulk_out_offset(g, session->lane, session->half);
     bl_refetch(memory, offset, bulk.size); /* after reading the line, before the copy */
     /* SYNC lane.bulk_out: pairs with bl_bulk_answer() */

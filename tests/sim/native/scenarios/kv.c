@@ -298,8 +298,9 @@ static int bl_kv_share(bl_pool *pool, void *argument)
 int bl_path_kv_threads(bl_sim_world *world)
 {
     bl_kv kv = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
-                         .server_deaths = 3, .server_verbs = BL_KV_SERVER_VERBS},
-                .shape_keys = BL_KV_SHAPE_KEYS};
+                         .server_deaths = BL_KV_THREADS_DEATHS,
+                         .server_verbs = BL_KV_THREADS_VERBS},
+                .shapes = bl_kv_full_shapes, .shape_keys = BL_KV_SHAPE_KEYS};
     for (uint32_t host = 0; host < 3; host++)
         bl_path_client(&kv.path, host, bl_kv_share);
     if (bl_sim_below(world, 2))

@@ -15,6 +15,8 @@ enum {
     BL_KV_THREADS = 2,          /* of a process, besides its first */
     BL_KV_THREAD_ROUNDS = 10,
     BL_KV_THREAD_NAP_NS = 100 * 1000,
+    BL_KV_THREADS_DEATHS = 6,
+    BL_KV_THREADS_VERBS = 4000,
     BL_KV_SHAPE_COUNT = 4,
     BL_KV_SHAPE_KEYS = 6,       /* keys of one shape */
     BL_KV_CALM_KEYS = 3,        /* few enough for the table */
