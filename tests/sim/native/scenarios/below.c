@@ -74,6 +74,7 @@ typedef struct bl_below_service {
     uint32_t number[BL_BELOW_COUNT];
     bl_below_work taken[BL_BELOW_TAKEN];
     uint32_t taken_count;
+    uint32_t fresh;             /* how many of them the last step has taken */
 } bl_below_service;
 
 static bl_below *bl_below_of(const bl_blocks_client *client)
@@ -425,7 +426,7 @@ static int bl_below_step(bl_below_service *service)
     uint32_t tier = work->kind == BL_LOWER_RETRY ? 1 + (uint32_t)bl_sim_below(world, 2) : 0;
     int64_t count = bl_lower_take(service->client.session, service->token, work->kind, tier,
                                   &work->record, 1, BL_PATH_TIMEOUT_NS);
-    service->taken_count += count > 0;
+    service->taken_count += service->fresh = count > 0;
     if (count > 0 && tier != 0 && work->record.tiers != 1u << tier)
         return -EBADMSG;
     return count < 0 ? (int)count : 0;
@@ -473,6 +474,15 @@ static int bl_below_bear(const bl_below *tiers, const bl_below_service *service,
     return bl_path_bear(&tiers->blocks.path, status);
 }
 
+/* The session is new. The server hands the former one's work to another; but the call that attached
+ * may have taken some for the new session. */
+static void bl_below_lose(bl_below_service *service)
+{
+    if (service->fresh)
+        service->taken[0] = service->taken[service->taken_count - 1];
+    service->taken_count = service->fresh;
+}
+
 static int bl_below_serve(bl_pool *pool, void *argument)
 {
     bl_below *tiers = argument;
@@ -484,11 +494,12 @@ static int bl_below_serve(bl_pool *pool, void *argument)
     for (uint32_t looks = 0; status == 0 && looks < BL_BELOW_LOOKS_MAX;) {
         uint64_t nonce = *session ? (*session)->nonce : 0;
         int leaves = !tiers->calm && bl_sim_below(path->world, 64) == 0;
+        service.fresh = 0;
         if (*session && (leaves || service.token != tiers->token))
             bl_session_close(*session), *session = NULL;
         status = *session ? bl_below_step(&service) : bl_below_begin(&service, pool);
         if (*session && nonce && (*session)->nonce != nonce)
-            service.taken_count = 0; /* the server hands that work to another session */
+            bl_below_lose(&service);
         if (status < 0)
             status = bl_below_bear(tiers, &service, status);
         bl_nap(&pool->memory, bl_sim_below(path->world, BL_BELOW_NAP_NS));

@@ -112,7 +112,7 @@ int bl_kv_try_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
                    batch->length);
     int status = bl_kv_put(session, batch, buffers->states, buffers->statuses);
     if (status < 0)
-        return bl_path_bear(&kv->path, status);
+        return kv->calm ? status : bl_path_bear(&kv->path, status);
     for (uint32_t i = 0; i < batch->count; i++) {
         if (kv->calm && buffers->states[i] == BL_BLOCK_REFUSED)
             return -ENOSPC;
