@@ -269,6 +269,7 @@ class KVCache(OfThisProcess):
         self._worker, self._moving = OpWorker(), threading.Lock()
         self._settings = CopySettings.default(self.client.pool).struct(self._threads)
         self._reserve_flags = int(lib.BL_RESERVE_KEPT) if kept else 0
+        self._batches: list[core.bl_kv_batch] = []  # those that no thread uses
         self._read_class, self._write_class = read_class, write_class
         self.engine_fault: str | None = None
         """Why ``auto`` does not use its engine any more, or None."""
@@ -651,7 +652,9 @@ class KVCache(OfThisProcess):
             with handle.using() as io_queue:
                 batch.io_queue = io_queue
                 code = function(session, batch, *out)
+                batch.io_queue = ffi.NULL
             handle.watch()
+        self._batches.append(batch)
         if code >= 0:
             return code
         doing = "storing blocks" if function is lib.bl_kv_put else "fetching blocks"
@@ -711,18 +714,26 @@ class KVCache(OfThisProcess):
         names: NDArray[np.void] | None,
         records: NDArray[np.void] | None,
     ) -> core.bl_kv_batch:
-        """Return a batch for C. The caller keeps the arrays alive."""
-        batch = ffi.new("bl_kv_batch *")
+        """Return a batch for C. The caller keeps the arrays alive, and returns the batch to
+        ``_batches`` when C has used it.
+        """
+        batch = self._batches.pop() if self._batches else self._new_batch()
         batch.keys = ffi.from_buffer("uint64_t[]", keys)
         batch.fragments = ffi.from_buffer("bl_fragment[]", run.fragments)
-        if names is not None:
-            batch.names = ffi.from_buffer("bl_name[]", names)
-        if records is not None:
-            batch.records = ffi.from_buffer("bl_block_record[]", records)
+        batch.names = ffi.NULL if names is None else ffi.from_buffer("bl_name[]", names)
+        batch.records = (
+            ffi.NULL if records is None else ffi.from_buffer("bl_block_record[]", records)
+        )
         batch.count, batch.fragment_count, batch.length = run.count, run.fragment_count, run.length
+        batch.transfer_class = kind
+        return batch
+
+    def _new_batch(self) -> core.bl_kv_batch:
+        """Allocate a batch, with what is the same for all batches of this cache."""
+        batch = ffi.new("bl_kv_batch *")
+        batch.settings = self._settings
         batch.fingerprint, batch.timeout_ns = self._fingerprint, self._timeout_ns
         batch.chunk_size, batch.check_checksums = self._chunk_size, bool(self._check_checksums)
-        batch.settings, batch.transfer_class = self._settings, kind
         batch.reserve_flags = self._reserve_flags
         return batch
 
