@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 
 from beluga.threads import wait_for
 
+_POLL_S = 0.05
+
 
 def run_together(works: Sequence[Callable[[], None]], stop: Callable[[], None]) -> None:
     """Run each work on its own thread, until all of them have ended.
@@ -23,7 +25,8 @@ def run_together(works: Sequence[Callable[[], None]], stop: Callable[[], None]) 
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            while thread.is_alive():  # a signal that another thread got does not end a join
+                thread.join(_POLL_S)
     except BaseException:
         stop()
         raise

@@ -24,8 +24,7 @@ from beluga import Client, Handlers, IndexServer, KVCache, Pool
 from beluga._ffi import ffi
 from beluga.errors import RpcError
 from beluga.index import IndexClient, TaskClient, TaskRecord
-from beluga.kvcache import Run
-from beluga.kvcache.batch import Uninterrupted
+from beluga.kvcache import OpWorker, Run
 from beluga.pool import STRIPE_SIZE
 from beluga.router import Indexer, RouterEvent, Stored, Worker
 from beluga.router.hashing import words
@@ -193,6 +192,7 @@ class Scene:
             "early_exit": False,
             "code": 0,
             "doing": "testing",
+            "call": lambda _: None,
             "last_id": None,
             "query": Query(16, 4, (1, 2)),
             "fault": "a test sets it",
@@ -272,7 +272,7 @@ MAKERS: dict[str, Kind] = {
     "IndexClient": Kind(lambda s: IndexClient(s.client), lambda s, m: m.stat(), _POOLS),
     "TaskClient": Kind(lambda s: TaskClient(s.client), lambda s, t: t.count(1), _POOLS),
     "KVCache": Kind(lambda s: s.cache, Scene.put_and_get),
-    "Uninterrupted": Kind(lambda s: Uninterrupted()),
+    "OpWorker": Kind(lambda s: OpWorker(), lambda s, w: w.run(lambda _: None), (CLOSED, FORKED)),
     "Link": Kind(lambda s: s.link),
     "IoHandle": Kind(lambda s: s.handle, lambda s, p: p.handle, (FORKED,)),
     "ScheduledEngine": Kind(lambda s: ScheduledEngine(s.dsa, s.handle), _copy, skip=("wait_for",)),
