@@ -55,13 +55,13 @@ IGNORED = {
     # The bytes of the model count, not its name or folder.
     "ModelConfig": "model tokenizer tokenizer_revision",
     # measured memory
-    "CacheConfig": "num_gpu_blocks gpu_memory_utilization kv_cache_memory_bytes"
-    " kv_cache_size_tokens kv_cache_max_concurrency",
+    "CacheConfig": "num_gpu_blocks num_gpu_blocks_override gpu_memory_utilization"
+    " kv_cache_memory_bytes kv_cache_size_tokens kv_cache_max_concurrency",
     # The namespace has the rank's part of a block; replicas compute the same.
     "ParallelConfig": "*rank world_size tensor_parallel_size *data_parallel_* _api_process_count"
     " distributed_executor_backend placement_group ray_runtime_env assigned_physical_gpu_ids",
-    # which tokens a step computes together
-    "SchedulerConfig": "max_num_* encoder_cache_size",
+    # which requests start, and which tokens a step computes together
+    "SchedulerConfig": "max_num_* encoder_cache_size scheduler_reserve_full_isl",
     "ServerArgs": "model_path tokenizer_path"
     " random_seed lora_paths weight_version"  # the weights' digest, or a page's name, has them
     " tp_size pp_size base_gpu_id disaggregation_* hicache_* load_balance_method"

@@ -72,7 +72,12 @@ class Scene:
         dtype = "bfloat16" if name in STATES else "float32"
         step = STEPS.get(name, 512)
         self.calm = start_hybrid(
-            site, model, f"{name}-calm", dtype=dtype, max_num_batched_tokens=step
+            site,
+            model,
+            f"{name}-calm",
+            dtype=dtype,
+            max_model_len=1536,
+            max_num_batched_tokens=step,
         )
         children = [
             child_of("DictConnector", position="first"),
