@@ -104,6 +104,8 @@ void bl_session_free(bl_session *session);
 
 /* Drop a session of the parent in a forked child; call it for each. */
 void bl_session_forked(bl_session *session);
+
+/* Copy the counts. Returns 0, or an error; then *out is zero. */
 int bl_session_describe(bl_session *session, bl_session_stat *out);
 
 typedef struct bl_message {

@@ -20,7 +20,8 @@
 
 enum {
     BL_DETACH_TIMEOUT_NS = 200 * 1000 * 1000,
-    /* A copy waits at most a second for its link (iosched/throttle.c). */
+    /* A copy waits at most a second for its link (iosched/throttle.c). Space that is still written
+     * after this time stays taken until the process ends. */
     BL_WRITERS_TIMEOUT_NS = 2 * 1000 * 1000 * 1000LL,
     BL_WRITERS_NAP_NS = 50 * 1000
 };
@@ -167,6 +168,7 @@ void bl_session_forked(bl_session *session)
 
 int bl_session_describe(bl_session *session, bl_session_stat *out)
 {
+    *out = (bl_session_stat){0};
     int status = bl_session_lock(session);
     if (status < 0)
         return status;
