@@ -82,9 +82,10 @@ class OpTicket(Generic[T]):
         Raises its error, TransferCancelledError if it was cancelled before it began, and
         TimeoutError after ``timeout_s`` seconds.
         """
-        if not self._ended.acquire(timeout=-1 if timeout_s is None else timeout_s):
-            raise TimeoutError("the operation has not ended in time; it continues")
-        self._ended.release()
+        if not self._done:  # else an interrupt between the two would block later waits
+            if not self._ended.acquire(timeout=-1 if timeout_s is None else timeout_s):
+                raise TimeoutError("the operation has not ended in time; it continues")
+            self._ended.release()
         if self._error is not None:
             raise self._error
         return self._result  # type: ignore[return-value]  # set before the end
