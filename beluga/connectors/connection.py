@@ -96,7 +96,8 @@ class Attachment:
         self._lock = threading.Lock()
         # The last used one is last.
         self._caches: OrderedDict[tuple[bytes, Side], KVCache] = OrderedDict()
-        self.record_pins: dict[bytes, tuple[bytes, Pins]] = {}  # of the records module
+        self.record_lock = threading.Lock()  # guards what follows, of the records module
+        self.record_pins: dict[bytes, tuple[bytes, Pins]] = {}
         self._link = self._placed(logger or logging.getLogger(__name__))
         self._handles: dict[Side, IoHandle] = {}
 

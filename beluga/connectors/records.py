@@ -97,7 +97,8 @@ def write(attachment: Attachment, namespace: Namespace, key: Key, content: bytes
 def remove(attachment: Attachment, namespace: Namespace, key: Key) -> None:
     """Remove the record from the pool and all tiers."""
     cache = attachment.cache(namespace)
-    _, pins = attachment.record_pins.pop(cache.keys(key).tobytes(), (b"", None))
+    with attachment.record_lock:
+        _, pins = attachment.record_pins.pop(cache.keys(key).tobytes(), (b"", None))
     if pins is not None:
         cache.release(pins)
     cache.remove(key)
@@ -107,13 +108,14 @@ def _retain(
     attachment: Attachment, index: IndexClient, keys: NDArray[np.uint64], content: bytes
 ) -> None:
     """Pin a record until the session ends, once. A session without a pin left does not."""
-    former, pins = attachment.record_pins.get(keys.tobytes(), (b"", None))
-    if former == content:
-        return
-    if pins is not None:  # of a record that another process has removed
-        index.unpin(pins)
-    with contextlib.suppress(PinLimitError, QuotaError):
-        attachment.record_pins[keys.tobytes()] = content, index.pin(keys)
+    with attachment.record_lock:
+        former, pins = attachment.record_pins.get(keys.tobytes(), (b"", None))
+        if former == content:
+            return
+        if pins is not None:  # of a record that another process has removed
+            index.unpin(pins)
+        with contextlib.suppress(PinLimitError, QuotaError):
+            attachment.record_pins[keys.tobytes()] = content, index.pin(keys)
 
 
 SIZE = 16

@@ -95,7 +95,7 @@ class PoolQueue:
         )
         self._tasks = TaskClient(self._cache.client)
         self._index = IndexClient(self._cache.client)
-        # one thread, because one thread at a time may use a session
+        # one thread, because the calls of a session wait for each other in any case
         self._thread = ThreadPoolExecutor(1, "beluga-queue")
         self._awaited: dict[bytes, asyncio.Event] = {}
         self._watcher: asyncio.Task[None] | None = None

@@ -63,7 +63,7 @@ def kinds(records: NDArray[np.void]) -> Iterator[NDArray[np.intp]]:
 
 
 class PoolSide:
-    """Reads and writes blocks of a pool over one session, for one thread at a time.
+    """Reads and writes blocks of a pool over one session. Thread-safe.
 
     ``handle`` is the I/O handle of the host's link, which throttles the copies; None means no
     limit.

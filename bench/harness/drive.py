@@ -155,9 +155,7 @@ class Driver:
 
 
 class CallDriver(Driver):
-    """A driver that makes one call of a session, again and again. The caller holds the session's
-    lock during the run.
-    """
+    """A driver that makes one call of a session, again and again."""
 
     def __init__(self, session: core.bl_session, message: core.bl_message, timeout_ns: int) -> None:
         self._message = message  # C reads it

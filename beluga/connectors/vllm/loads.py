@@ -41,7 +41,7 @@ class Loads:
     """Loads before a forward on the caller's thread, and loads concurrent with forwards on the
     connection's worker. Keeps the results until they are reported.
 
-    ``before`` and ``beside`` are the sources of each kind; None: all loads are of the other kind.
+    ``before`` and ``concurrent`` are the sources of each kind; None: all are of the other kind.
     ``part`` is the number of this rank's part of a block; ``shards`` are the parts of blocks of
     other engines that it reads, each with the number of its layout in the sources. With ``whole`` a
     request's load fails as a whole.
@@ -55,7 +55,7 @@ class Loads:
         figures: LinkFigures,
         *,
         before: BlockSource | None,
-        beside: BlockSource | None,
+        concurrent: BlockSource | None,
         part: int = 0,
         shards: Mapping[int, Shard] | None = None,
         whole: bool = False,
@@ -63,8 +63,8 @@ class Loads:
         self._part, self._shards = part, shards or {}
         self._namespace, self._connection = namespace, connection
         self._counters, self._figures = counters, figures
-        self.before, self.beside = before, beside
-        sources = [source for source in (before, beside) if source is not None]
+        self.before, self.concurrent = before, concurrent
+        sources = [source for source in (before, concurrent) if source is not None]
         self._sides = {source: Side(source.engine) for source in sources}
         self._lock = threading.Lock()
         self._whole = whole
@@ -82,17 +82,17 @@ class Loads:
         possible. The ranges of a request follow one another. Running steps may still use the blocks
         of concurrent loads.
         """
-        if self.beside is not None:
-            concurrent = [span for span in ranges if self.before is None or span.concurrent]
-            if concurrent:
-                self.beside.mark()
-            for of_request in _by_request(concurrent):
+        if self.concurrent is not None:
+            chosen = [span for span in ranges if self.before is None or span.concurrent]
+            if chosen:
+                self.concurrent.mark()
+            for of_request in _by_request(chosen):
                 ticket = self._connection.submit(
-                    functools.partial(self._load_all, self.beside, of_request), urgent=True
+                    functools.partial(self._load_all, self.concurrent, of_request), urgent=True
                 )
                 self._running.append((of_request[0].request, ticket))
         if self.before is not None:
-            rest = [span for span in ranges if self.beside is None or not span.concurrent]
+            rest = [span for span in ranges if self.concurrent is None or not span.concurrent]
             for of_request in _by_request(rest):
                 self._load_all(self.before, of_request)
 
@@ -112,10 +112,14 @@ class Loads:
         """Return the requests whose concurrent loads have ended since the last call. Call this
         before :meth:`failed`.
         """
-        ended = [name for name, ticket in self._running if ticket.done()]
-        if ended:
-            self._running = [entry for entry in self._running if entry[0] not in ended]
-        return set(ended)
+        arrived, running = set(), []
+        for name, ticket in self._running:
+            if ticket.done():
+                arrived.add(name)
+            else:
+                running.append((name, ticket))
+        self._running = running
+        return arrived
 
     def failed_whole(self, arrived: set[str]) -> set[str]:
         """Return those of the requests that have arrived whose load has failed as a whole."""
@@ -192,7 +196,7 @@ class Loads:
             load_failed_blocks=len(span.block_ids) - hits,
             mismatches=result.mismatches if result is not None else 0,
             load_failures=int(result is None),
-            loads_beside=int(source is self.beside),
+            loads_beside=int(source is self.concurrent),
         )
         self._figures.add()
         return hits

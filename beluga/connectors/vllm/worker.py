@@ -63,7 +63,7 @@ class RankWorker:
         )
         figures = LinkFigures(self.connection, counters)
         before = None if settings.load == "async" else source(urgent=True, own_stream=False)
-        beside = None if settings.load == "sync" else source(urgent=True, own_stream=True)
+        concurrent = None if settings.load == "sync" else source(urgent=True, own_stream=True)
         readable = all(made.scattered for made in self._sources)
         self.splits = tuple(dict.fromkeys(shard.split for shard in shards)) if readable else ()
         self.loads = Loads(
@@ -72,7 +72,7 @@ class RankWorker:
             counters,
             figures,
             before=before,
-            beside=beside,
+            concurrent=concurrent,
             part=own.number,
             shards=dict(enumerate(shards, 1 + len(more))),
             whole=whole,

@@ -208,7 +208,7 @@ def test_a_short_load_does_not_wait_for_a_long_one(side: Rank, pool: Pool) -> No
     side.save("r", [0, 1, 2])
     slow = Gate(side.layout)
     loads = side.worker.loads
-    loads.beside, loads._sides[slow] = slow, Side()
+    loads.concurrent, loads._sides[slow] = slow, Side()
     long = ordered(side, pool, "long", [10, 11, 12], concurrent=True)
     short = ordered(side, pool, "short", [20, 21, 22], concurrent=False)
     side.load(long, short)
