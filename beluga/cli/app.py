@@ -7,14 +7,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import click
 
 import beluga
 from beluga import config
 from beluga.cli import logs
-from beluga.cli.frame import CommandGroup, Option, Program, parameters_of
+from beluga.cli.frame import CommandGroup, Program, parameters_of
 from beluga.cli.options import LogFormat, LogLevel
 from beluga.errors import SettingsError
 
@@ -45,14 +45,14 @@ _COMPLETION_HELP = "Print the script that completes commands and options in your
 
 
 def _options(
-    config: Annotated[
-        Path | None,
-        Option(help="Read the defaults of options from this beluga.toml; /dev/null for none."),
-    ] = None,
+    config: Path | None = None,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
 ) -> None:
-    """Declare the options before a command."""
+    """Declare the options before a command.
+
+    --config: Read the defaults of options from this beluga.toml; /dev/null for none.
+    """
 
 
 @click.pass_context

@@ -127,41 +127,7 @@ Coherence = Annotated[
     str | None,
     Option(words=("software", "hardware"), help="The pool's coherence. Default: software."),
 ]
-Pace = Annotated[
-    str | None,
-    Option(help="Throttle devices, such as device=22.5GB/s,latency=650ns."),
-]
-Threads = Annotated[
-    int | None, Option(min=1, help="The largest number of threads in bandwidth and copy.")
-]
-Disk = Annotated[
-    str | None,
-    Option(metavar="DIR", help="A folder on the disk to measure; default: the current one."),
-]
 
-Save = Annotated[
-    bool,
-    Option(
-        "--save",
-        help=(
-            "With copy: write to beluga.toml from how many bytes on each copy engine is faster "
-            "than the CPU."
-        ),
-    ),
-]
-
-Out = Annotated[
-    Path | None,
-    Option(metavar="PAGE", help="The page that report writes. Default: beluga-bench.html."),
-]
-From = Annotated[
-    list[Path] | None,
-    Option(
-        "--from",
-        metavar="FILE...",
-        help="Make the page of report from these results (JSON), without running anything.",
-    ),
-]
 
 _COLUMNS = {
     "case": ("case", "the measured operation"),
@@ -192,30 +158,31 @@ _SPARE = ("paper", "p99_ns", "limit", "ratio_to_peer", "ops_per_s", "p50_ns")
 
 @explains(LEGEND)
 def bench(
-    names: Annotated[
-        list[str],
-        Argument(
-            metavar="NAME...",
-            completes=among(*BENCHES, "all", REPORT),
-            help=(
-                "The benchmarks, or all; see docs/understand/benchmarks.md. report (by itself, or "
-                "before the names of some) runs them and writes one HTML page."
-            ),
-        ),
-    ],
+    names: Annotated[list[str], Argument(completes=among(*BENCHES, "all", REPORT))],
     smoke: Smoke = False,
     pool: Scratch = None,
     coherence: Coherence = None,
-    pace: Pace = None,
-    threads: Threads = None,
-    disk: Disk = None,
-    out: Out = None,
-    sources: From = None,
-    save: Save = False,
+    pace: str | None = None,
+    threads: Annotated[int | None, Option(min=1)] = None,
+    disk: str | None = None,
+    out: Path | None = None,
+    sources: Annotated[list[Path] | None, Option("--from")] = None,
+    save: bool = False,
     wide: Wide = False,
     json: Json = False,
 ) -> None:
-    """Measure this machine's memory and a pool in it, relative to the machine's own limit."""
+    """Measure this machine's memory and a pool in it, relative to the machine's own limit.
+
+    NAME...: The benchmarks, or all; see docs/understand/benchmarks.md. report (by itself, or before
+        the names of some) runs them and writes one HTML page.
+    --pace: Throttle devices, such as device=22.5GB/s,latency=650ns.
+    --threads: The largest number of threads in bandwidth and copy.
+    --disk DIR: A folder on the disk to measure; default: the current one.
+    --out PAGE: The page that report writes. Default: beluga-bench.html.
+    --from FILE...: Make the page of report from these results (JSON), without running anything.
+    --save: With copy: write to beluga.toml from how many bytes on each copy engine is faster than
+        the CPU.
+    """
     import beluga_bench
 
     page = names[0] == REPORT

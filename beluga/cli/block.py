@@ -55,18 +55,18 @@ def digest(key: str) -> bytes:
 
 def put(
     key: Key,
-    file: Annotated[Path, Argument(help="The file with the block's content; - is standard input.")],
+    file: Annotated[Path, Argument()],
     pool: PoolPaths = None,
     host: Host = None,
     namespace: BlockNamespace = "cli",
-    force: Annotated[
-        bool,
-        Option("--force", help=("Replace the block if the key already has other content.")),
-    ] = False,
+    force: bool = False,
     json: Json = False,
 ) -> None:
     """Store a file as a block. If the key already has other content, the command fails, unless
     --force replaces it.
+
+    FILE: The file with the block's content; - is standard input.
+    --force: Replace the block if the key already has other content.
     """
     from beluga.kvcache import BLOCK_SIZE_MAX, KVCache
     from beluga.pool import STRIPE_SIZE
@@ -124,15 +124,16 @@ def _fetch(cache: KVCache, key: str) -> bytes | None:
 
 def get(
     key: Key,
-    file: Annotated[
-        Path, Argument(help="The file to write the block's content to; - is standard output.")
-    ] = Path("-"),
+    file: Annotated[Path, Argument()] = Path("-"),
     pool: PoolPaths = None,
     host: Host = None,
     namespace: BlockNamespace = "cli",
     json: Json = False,
 ) -> None:
-    """Fetch a block. The exit status is 1 if it does not exist."""
+    """Fetch a block. The exit status is 1 if it does not exist.
+
+    FILE: The file to write the block's content to; - is standard output.
+    """
     from beluga.kvcache import KVCache
 
     if file != Path("-"):
@@ -177,10 +178,6 @@ Fields = Annotated[
     ),
 ]
 Salt = Annotated[str, Option(help="The salt of the namespace.")]
-Limit = Annotated[int, Option(min=1, help="The largest number of blocks to show.")]
-ByNamespace = Annotated[
-    bool, Option("--namespaces", help="Show the namespaces of the blocks, with their fields.")
-]
 
 
 def explain_keys(
@@ -267,14 +264,17 @@ _SPACES = Legend(
 def ls(
     pool: PoolPaths = None,
     host: Host = None,
-    namespaces: ByNamespace = False,
-    limit: Limit = 100,
+    namespaces: bool = False,
+    limit: Annotated[int, Option(min=1)] = 100,
     json: Json = False,
 ) -> None:
     """List the pool's blocks or, with --namespaces, their namespaces.
 
     The key in the list is the hash of a block's digest and its namespace, from which the key given
     to put cannot be derived.
+
+    --namespaces: Show the namespaces of the blocks, with their fields.
+    --limit: The largest number of blocks to show.
     """
     from beluga.kvcache import known_namespaces
     from beluga.rpc import Client

@@ -67,21 +67,10 @@ _LEGEND = Legend(
 @explains(_LEGEND)
 def verify(
     pool: PoolPaths = None,
-    peer: Annotated[
-        bool, Option("--peer", help="Run one side; run the other side on another host.")
-    ] = False,
-    role: Annotated[
-        str | None,
-        Option(
-            completes=among("a", "b"),
-            metavar="a|b",
-            help="Which side this is. Side a determines the duration.",
-        ),
-    ] = None,
-    seconds: Annotated[float, Option(min=0, help="The duration of the tests in seconds.")] = 3.0,
-    timeout: Annotated[
-        float, Option(min=0.1, help="The longest silence of the other side in seconds.")
-    ] = 60.0,
+    peer: bool = False,
+    role: Annotated[str | None, Option(completes=among("a", "b"))] = None,
+    seconds: Annotated[float, Option(min=0)] = 3.0,
+    timeout: Annotated[float, Option(min=0.1)] = 60.0,
     wide: Wide = False,
     json: Json = False,
 ) -> None:
@@ -91,6 +80,11 @@ def verify(
     The verbs of software coherence (streamed stores, invalidation before reads) must work on all
     memory. Bare loads and stores are also tested; they must work only where the pool has hardware
     coherence.
+
+    --peer: Run one side; run the other side on another host.
+    --role a|b: Which side this is. Side a determines the duration.
+    --seconds: The duration of the tests in seconds.
+    --timeout: The longest silence of the other side in seconds.
     """
     from beluga.verify import verify_pool
 

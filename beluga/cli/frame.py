@@ -2,9 +2,18 @@
 # Copyright The Beluga Authors
 """The frame of ``beluga`` and ``cxl-rpc`` over click: functions become commands.
 
-A command is a function whose parameters are annotated ``Annotated[int, Option("--count", min=1)]``.
-Its module is imported when the command runs or shows its help. A wrong command line ends with
-status 2 and one line on stderr.
+A command is a function, and its parameters are the options::
+
+    def ping(pool: PoolPaths = None, count: Annotated[int, Option(min=1)] = 1) -> None:
+        '''Call the server.
+
+        --count: The number of calls.
+        '''
+
+The docstring ends with the help of each option or argument, after its name and the name of its
+value, if that is not the usual one. Options of several commands have their help in ``Option``. A
+module is imported when its command runs or shows its help. A wrong command line ends with status 2
+and one line on stderr.
 """
 
 from __future__ import annotations
@@ -19,7 +28,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -62,8 +71,8 @@ Exit = click.exceptions.Exit
 class Option:
     """An option of a command; without names it has that of its parameter.
 
-    ``words`` are its only values; ``completes`` returns the shell's completions of a text;
-    ``parser`` raises BadParameter.
+    ``words`` are its only values, ``{words}`` in its help; ``completes`` returns the shell's
+    completions of a text; ``parser`` raises BadParameter.
     """
 
     def __init__(
@@ -385,49 +394,85 @@ def command_of(name: str, target: str) -> Command:
         ends = {name: list(values[name] or ()) or None for name in several}
         function(**values | ends)
 
-    text = inspect.cleandoc(function.__doc__ or "")
+    text, _ = _documented(function)
     return Command(name, callback=run, params=params, help=text, context_settings=_SETTINGS)
+
+
+# The first line of a parameter's help in a docstring: its name, its value, and the text.
+_HELP = re.compile(r"(--[a-z][a-z-]*|\[?[A-Z]+\]?\S*)(?: (\S+))?: ")
+
+
+def _documented(function: Callable[..., None]) -> tuple[str, dict[str, tuple[str, str]]]:
+    """Split a command's docstring into the help of the command, and the name of the value and the
+    help of each parameter.
+    """
+    lines = inspect.cleandoc(function.__doc__ or "").splitlines()
+    first = next((i for i, line in enumerate(lines) if _HELP.match(line)), len(lines))
+    helps: dict[str, tuple[str, str]] = {}
+    for line in lines[first:]:
+        if start := _HELP.match(line):
+            name, metavar = start.groups(default="")
+            helps[name] = metavar, line[start.end() :]
+        else:
+            helps[name] = helps[name][0], f"{helps[name][1]} {line.strip()}"
+    return "\n".join(lines[:first]).rstrip(), helps
 
 
 def parameters_of(function: Callable[..., None]) -> list[Any]:
     """Return click's parameters for those of a function."""
     hints = typing.get_type_hints(function, include_extras=True)
-    return [
-        _parameter(name, hints[name], parameter.default)
+    _, helps = _documented(function)
+    params = [
+        _parameter(name, hints[name], parameter.default, helps)
         for name, parameter in inspect.signature(function).parameters.items()
     ]
+    if helps:
+        raise TypeError(f"{function.__name__} has no parameter {', '.join(helps)}")
+    return params
 
 
-def _parameter(name: str, hint: Any, default: Any) -> Any:
+def _parameter(name: str, hint: Any, default: Any, helps: dict[str, tuple[str, str]]) -> Any:
+    """Return a parameter of click, and take its help."""
     if typing.get_origin(hint) is typing.Union:  # Python 3.10 makes one of a default of None
-        hint = typing.get_args(hint)[0]
-    hint, option = typing.get_args(hint)
+        inner = typing.get_args(hint)[0]
+        hint = inner if typing.get_origin(inner) is Annotated else hint
+    option = Option()
+    if typing.get_origin(hint) is Annotated:
+        hint, option = typing.get_args(hint)
     kind, several = _kind_of(hint)
     value = Value(kind, option)
     required = default is inspect.Parameter.empty
-    if isinstance(option, Argument):
+    plain = f"--{name.replace('_', '-')}"
+    names = option.names or (plain,)
+    is_argument = isinstance(option, Argument)
+    documented = next(iter(helps), "") if is_argument else max(names, key=len)
+    metavar, text = (option.metavar, option.help) if option.help else helps.pop(documented)
+    text = text.replace("{words}", ", ".join(option.words))
+    if is_argument:
         argument = click.Argument(
             [name],
             type=value,
             nargs=-1 if several else 1,
-            metavar=option.metavar or name.upper(),
+            metavar=metavar or (name.upper() if option.help else documented),
             required=required,
             **({} if required or several else {"default": default}),
         )
-        vars(argument)["help"] = option.help  # which click has only for options
+        vars(argument)["help"] = text  # which click has only for options
         return argument
-    plain = f"--{name.replace('_', '-')}"
     if kind is bool:
-        names = option.names or (f"{plain}/--no-{plain[2:]}",)
-        return click.Option([name, *names], is_flag=True, default=default, help=option.help)
+        names = (f"{plain}/--no-{plain[2:]}",) if default else names
+        return click.Option([name, *names], is_flag=True, default=default, help=text)
+    if not metavar:
+        sized = kind is int and option.parser is not None
+        metavar = "|".join(option.words) or ("SIZE" if sized else _METAVARS.get(kind, "TEXT"))
     return click.Option(
-        [name, *(option.names or (plain,))],
+        [name, *names],
         type=value,
         multiple=several,
         required=required,
         **({} if required else {"default": default}),  # None would count as a value
-        metavar=option.metavar or ("|".join(option.words) or _METAVARS.get(kind, "TEXT")),
-        help=option.help,
+        metavar=metavar,
+        help=text,
     )
 
 

@@ -25,7 +25,6 @@ from beluga.cli.routing_options import (
     GPU_PATH,
     LIST,
     LOCAL_BANDWIDTH,
-    SETTINGS_HELP,
     Bandwidth,
     Costs,
     GpuPath,
@@ -44,240 +43,42 @@ if TYPE_CHECKING:
     from beluga.gateway import Limits, Prefill, Service
     from beluga.listening import Token
 
-Workers = Annotated[
-    list[str] | None,
-    Option("--worker", metavar="URL", help="An engine. Repeat the option for each engine."),
-]
-Models = Annotated[
-    list[str] | None,
-    Option("--model", metavar="NAME=URL,URL", help="A model and the engines that serve it."),
-]
-Events = Annotated[
-    list[str] | None,
-    Option(
-        "--kv-events",
-        metavar="URL=ENDPOINT[,REPLAY]",
-        help=(
-            "The endpoint where an engine publishes its KV events. Repeat the option for each "
-            "data-parallel rank of the engine."
-        ),
-    ),
-]
-
-
-PoolEvents = Annotated[
-    str,
-    Option(
-        "--pool-events",
-        metavar="ENDPOINT,REPLAY",
-        help="The endpoints where `beluga serve` publishes the pool's events.",
-    ),
-]
-PoolEventsToken = Annotated[
-    Path | None,
-    Option(
-        "--pool-events-token",
-        metavar="FILE",
-        help="The first line is the token of the server's --events-token.",
-    ),
-]
-
-Queues = Annotated[
-    list[str] | None,
-    Option(
-        "--prefill-queue",
-        metavar="MODEL=QUEUE",
-        help="The queue of a model's prompts for `beluga prefill-worker`.",
-    ),
-]
-
-RuleName = Annotated[
-    str,
-    Option(
-        words=PREFILL_RULES,
-        metavar="RULE",
-        help=f"The rule for remote prefill: {', '.join(PREFILL_RULES)}.",
-    ),
-]
-Thresholds = Annotated[
-    list[str] | None,
-    Option(
-        "--prefill-threshold",
-        metavar="NAME=NUMBER",
-        help="A threshold of the rule, such as effective_max=4096. Repeat the option for others.",
-    ),
-]
-Admin = Annotated[str, Option(metavar="HOST:PORT", help="The operators' address; empty for none.")]
-WorkersFile = Annotated[
-    Path | None,
-    Option(help=("A file with one worker per line. The router reloads it after a change.")),
-]
-TokenizerPath = Annotated[
-    Path | None,
-    Option(
-        help=(
-            "The engines' tokenizer.json, or the folder of their model. With KV events the default "
-            "is each engine's own."
-        )
-    ),
-]
-ChatTemplate = Annotated[
-    Path | None, Option(help="The engines' chat template, if it is not the tokenizer's.")
-]
-TrustTemplates = Annotated[
-    bool,
-    Option(
-        "--trust-request-chat-template",
-        help="Apply chat templates in requests, for engines that have this option.",
-    ),
-]
-PolicyName = Annotated[
-    str,
-    Option(
-        metavar="NAME[:KEY=VALUE,...]",
-        completes=complete_policy,
-        help=f"The policy, with its settings, such as linear:shared_credit=1. {SETTINGS_HELP}.",
-    ),
-]
-ListenHost = Annotated[str, Option(help="The clients' address.")]
-ListenPort = Annotated[int, Option(min=0, max=65535, help="The clients' port; 0 for a free one.")]
-BlockSize = Annotated[
-    int,
-    Option(
-        min=0,
-        max=BLOCK_TOKENS_MAX,
-        help="The tokens per block of the engines. 0: the engines report it.",
-    ),
-]
-IndexRanks = Annotated[
-    int,
-    Option(
-        min=1,
-        max=RANKS_MAX,
-        help=(
-            "The number of workers that the index of caches has room for, counting every "
-            "data-parallel rank. More ranks take more memory per block."
-        ),
-    ),
-]
-QueueOrder = Annotated[
-    str,
-    Option(
-        words=QUEUE_ORDERS,
-        help=f"The order of waiting requests: {', '.join(QUEUE_ORDERS)}.",
-    ),
-]
-QueueThreshold = Annotated[
-    float,
-    Option(min=0, help="Requests wait while workers have this many batches of prefill; 0: never."),
-]
-QueueWait = Annotated[float, Option(min=0, help="The longest wait of a request, in seconds.")]
-MaxInflight = Annotated[
-    int, Option(min=0, help="The largest number of requests per worker; 0 for no limit.")
-]
-Retries = Annotated[int, Option(min=0, help="How many other workers to try after a failure.")]
-Stall = Annotated[
-    float,
-    Option(
-        min=0.1,
-        help="Seconds without progress after which an engine, or a client that reads its response, "
-        "counts as stalled.",
-    ),
-]
-HealthInterval = Annotated[float, Option(min=0.05, help="Seconds between health checks.")]
-Drain = Annotated[float, Option(min=0, help="Seconds that running requests have after SIGTERM.")]
-MaxBody = Annotated[int, Option(min=1, help="The largest body of a request, in bytes.")]
-BodyWait = Annotated[
-    float,
-    Option(min=0.1, max=3600, help="Seconds that a client has to send a request's body."),
-]
-MaxBodies = Annotated[
-    int,
-    Option(
-        parser=size,
-        metavar="SIZE",
-        help="Memory for the bodies of all requests without a response so far.",
-    ),
-]
-Seed = Annotated[int, Option(help="The seed of the policy's random choices.")]
-PrefillWait = Annotated[
-    float,
-    Option(min=0, help="Seconds that a request waits for a claimed prefill."),
-]
-Advise = Annotated[
-    float,
-    Option(min=0, help="Seconds between advice on the number of engines; 0: no advice."),
-]
-TtftGoal = Annotated[
-    float | None,
-    Option(min=0.001, help="The objective of the advice: seconds to the first token."),
-]
-TokenGoal = Annotated[
-    float | None, Option(min=0.0001, help="The objective of the advice: seconds between tokens.")
-]
-
-AllowHost = Annotated[
-    list[str] | None,
-    Option(
-        metavar="NAME",
-        help=(
-            "An additional name of this router in requests' Host headers; * accepts all. Repeat "
-            "the option for each name."
-        ),
-    ),
-]
-AllowOrigin = Annotated[
-    list[str] | None,
-    Option(
-        metavar="ORIGIN",
-        help="A site whose pages may send forms without an API key, such as https://chat.example.",
-    ),
-]
-AdminToken = Annotated[
-    Path | None,
-    Option(metavar="FILE", help=("A file with the token required on the operators' address.")),
-]
-Tls = Annotated[
-    str,
-    Option(metavar="CERTIFICATE,KEY", help="Use TLS on both addresses, with these PEM files."),
-]
-
 
 def gateway(
-    worker: Workers = None,
-    model: Models = None,
-    kv_events: Events = None,
-    pool_events: PoolEvents = "",
-    pool_events_token: PoolEventsToken = None,
-    policy: PolicyName = "default",
-    host: ListenHost = "127.0.0.1",
-    port: ListenPort = GATEWAY_PORT,
-    admin: Admin = f"127.0.0.1:{GATEWAY_ADMIN_PORT}",
-    workers_file: WorkersFile = None,
-    tokenizer: TokenizerPath = None,
-    chat_template: ChatTemplate = None,
-    trust_request_chat_template: TrustTemplates = False,
-    block_size: BlockSize = 0,
-    index_ranks: IndexRanks = RANKS,
-    queue: QueueOrder = "fcfs",
-    queue_threshold: QueueThreshold = 16.0,
-    queue_wait: QueueWait = 60.0,
-    max_inflight: MaxInflight = 0,
-    retries: Retries = 2,
-    stall: Stall = 600.0,
-    health_interval: HealthInterval = 2.0,
-    drain: Drain = 30.0,
-    max_body: MaxBody = 64 << 20,
-    max_bodies: MaxBodies = 256 << 20,
-    body_wait: BodyWait = 120.0,
-    seed: Seed = 0,
-    prefill_queue: Queues = None,
-    prefill_when: RuleName = "isl-bounding",
-    prefill_threshold: Thresholds = None,
-    prefill_wait: PrefillWait = 60.0,
-    advise: Advise = 180.0,
-    ttft_goal: TtftGoal = None,
-    token_goal: TokenGoal = None,
+    worker: list[str] | None = None,
+    model: list[str] | None = None,
+    kv_events: list[str] | None = None,
+    pool_events: str = "",
+    pool_events_token: Path | None = None,
+    policy: Annotated[str, Option(completes=complete_policy)] = "default",
+    host: str = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535)] = GATEWAY_PORT,
+    admin: str = f"127.0.0.1:{GATEWAY_ADMIN_PORT}",
+    workers_file: Path | None = None,
+    tokenizer: Path | None = None,
+    chat_template: Path | None = None,
+    trust_request_chat_template: bool = False,
+    block_size: Annotated[int, Option(min=0, max=BLOCK_TOKENS_MAX)] = 0,
+    index_ranks: Annotated[int, Option(min=1, max=RANKS_MAX)] = RANKS,
+    queue: Annotated[str, Option(words=QUEUE_ORDERS)] = "fcfs",
+    queue_threshold: Annotated[float, Option(min=0)] = 16.0,
+    queue_wait: Annotated[float, Option(min=0)] = 60.0,
+    max_inflight: Annotated[int, Option(min=0)] = 0,
+    retries: Annotated[int, Option(min=0)] = 2,
+    stall: Annotated[float, Option(min=0.1)] = 600.0,
+    health_interval: Annotated[float, Option(min=0.05)] = 2.0,
+    drain: Annotated[float, Option(min=0)] = 30.0,
+    max_body: Annotated[int, Option(min=1)] = 64 << 20,
+    max_bodies: Annotated[int, Option(parser=size)] = 256 << 20,
+    body_wait: Annotated[float, Option(min=0.1, max=3600)] = 120.0,
+    seed: int = 0,
+    prefill_queue: list[str] | None = None,
+    prefill_when: Annotated[str, Option(words=PREFILL_RULES)] = "isl-bounding",
+    prefill_threshold: list[str] | None = None,
+    prefill_wait: Annotated[float, Option(min=0)] = 60.0,
+    advise: Annotated[float, Option(min=0)] = 180.0,
+    ttft_goal: Annotated[float | None, Option(min=0.001)] = None,
+    token_goal: Annotated[float | None, Option(min=0.0001)] = None,
     costs: Costs = DEFAULT_COST_MODEL,
     bandwidth: Bandwidth = None,
     local_bandwidth: LocalBandwidth = LOCAL_BANDWIDTH,
@@ -286,12 +87,61 @@ def gateway(
     log_level: LogLevel = None,
     log_format: LogFormat = None,
     json: JsonLines = False,
-    allow_host: AllowHost = None,
-    allow_origin: AllowOrigin = None,
-    admin_token: AdminToken = None,
-    tls: Tls = "",
+    allow_host: list[str] | None = None,
+    allow_origin: list[str] | None = None,
+    admin_token: Path | None = None,
+    tls: str = "",
 ) -> None:
-    """Route requests of OpenAI's API to engines, until SIGTERM or Ctrl-C."""
+    """Route requests of OpenAI's API to engines, until SIGTERM or Ctrl-C.
+
+    --worker URL: An engine. Repeat the option for each engine.
+    --model NAME=URL,URL: A model and the engines that serve it.
+    --kv-events URL=ENDPOINT[,REPLAY]: The endpoint where an engine publishes its KV events. Repeat
+        the option for each data-parallel rank of the engine.
+    --pool-events ENDPOINT,REPLAY: The endpoints where `beluga serve` publishes the pool's events.
+    --pool-events-token FILE: The first line is the token of the server's --events-token.
+    --policy NAME[:KEY=VALUE,...]: The policy, with its settings, such as linear:shared_credit=1.
+        `--policy list` prints all policies with their settings.
+    --host: The clients' address.
+    --port: The clients' port; 0 for a free one.
+    --admin HOST:PORT: The operators' address; empty for none.
+    --workers-file: A file with one worker per line. The router reloads it after a change.
+    --tokenizer: The engines' tokenizer.json, or the folder of their model. With KV events the
+        default is each engine's own.
+    --chat-template: The engines' chat template, if it is not the tokenizer's.
+    --trust-request-chat-template: Apply chat templates in requests, for engines that have this
+        option.
+    --block-size: The tokens per block of the engines. 0: the engines report it.
+    --index-ranks: The number of workers that the index of caches has room for, counting every
+        data-parallel rank. More ranks take more memory per block.
+    --queue: The order of waiting requests: {words}.
+    --queue-threshold: Requests wait while workers have this many batches of prefill; 0: never.
+    --queue-wait: The longest wait of a request, in seconds.
+    --max-inflight: The largest number of requests per worker; 0 for no limit.
+    --retries: How many other workers to try after a failure.
+    --stall: Seconds without progress after which an engine, or a client that reads its response,
+        counts as stalled.
+    --health-interval: Seconds between health checks.
+    --drain: Seconds that running requests have after SIGTERM.
+    --max-body: The largest body of a request, in bytes.
+    --max-bodies: Memory for the bodies of all requests without a response so far.
+    --body-wait: Seconds that a client has to send a request's body.
+    --seed: The seed of the policy's random choices.
+    --prefill-queue MODEL=QUEUE: The queue of a model's prompts for `beluga prefill-worker`.
+    --prefill-when RULE: The rule for remote prefill: {words}.
+    --prefill-threshold NAME=NUMBER: A threshold of the rule, such as effective_max=4096. Repeat the
+        option for others.
+    --prefill-wait: Seconds that a request waits for a claimed prefill.
+    --advise: Seconds between advice on the number of engines; 0: no advice.
+    --ttft-goal: The objective of the advice: seconds to the first token.
+    --token-goal: The objective of the advice: seconds between tokens.
+    --allow-host NAME: An additional name of this router in requests' Host headers; * accepts all.
+        Repeat the option for each name.
+    --allow-origin ORIGIN: A site whose pages may send forms without an API key, such as
+        https://chat.example.
+    --admin-token FILE: A file with the token required on the operators' address.
+    --tls CERTIFICATE,KEY: Use TLS on both addresses, with these PEM files.
+    """
     files = {"workers-file": workers_file, "tokenizer": tokenizer, "chat-template": chat_template}
     for option, path in files.items():
         if path is not None and not path.exists():

@@ -38,16 +38,7 @@ _INPUT_MAX = 64 << 20  # bytes of an argument from standard input
 
 
 def serve_lanes(
-    handlers: Annotated[
-        str,
-        Argument(
-            metavar="[MODULE:NAME]",
-            help=(
-                "The functions to call for clients: a beluga.Handlers of an installed module, or "
-                "of MODULE.py in the current folder."
-            ),
-        ),
-    ] = "",
+    handlers: Annotated[str, Argument()] = "",
     pool: PoolPaths = None,
     host: Host = None,
     declare_gone: serve.DeclaredGone = False,
@@ -64,6 +55,9 @@ def serve_lanes(
 
     `beluga serve --handlers` serves handlers and the block index. With --admin, Prometheus reads
     the calls of each handler. See docs/use/rpc.md.
+
+    [MODULE:NAME]: The functions to call for clients: a beluga.Handlers of an installed module, or
+        of MODULE.py in the current folder.
     """
     from beluga.admin import ServerHealth, lane_routes
     from beluga.rpc import METHOD_USER, Server
@@ -86,25 +80,19 @@ def serve_lanes(
 
 
 def call(
-    handler: Annotated[
-        str, Argument(help="The handler's name, or the number of a method: 0 to 254.")
-    ],
-    arguments: Annotated[
-        list[str] | None,
-        Argument(
-            metavar="[ARGUMENT]...",
-            help=(
-                "The arguments: text and bytes as they are, other types as JSON; - is standard "
-                "input. A method takes one, the request."
-            ),
-        ),
-    ] = None,
+    handler: Annotated[str, Argument()],
+    arguments: Annotated[list[str] | None, Argument()] = None,
     pool: PoolPaths = None,
     host: Host = None,
     timeout: Timeout = 5.0,
     json: Json = False,
 ) -> None:
-    """Call a handler of the server and print its result, or a method and print its reply."""
+    """Call a handler of the server and print its result, or a method and print its reply.
+
+    HANDLER: The handler's name, or the number of a method: 0 to 254.
+    [ARGUMENT]...: The arguments: text and bytes as they are, other types as JSON; - is standard
+        input. A method takes one, the request.
+    """
     from beluga.rpc import Client
 
     texts = arguments or []

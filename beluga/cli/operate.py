@@ -30,20 +30,6 @@ _SHARE_FIELDS = ("name", "bytes", "used_bytes", "blocks", "evictions", "hinted_b
 _LOOK_S = 0.1
 _REPORT_AFTER_S = 1.0
 
-Changes = Annotated[
-    list[str] | None,
-    Option(
-        "--set",
-        metavar="LIMIT=N",
-        help=(
-            "Change a limit of every session: grants, pins, bytes or calls (per second); 0 for no "
-            "limit. Repeat the option for others."
-        ),
-    ),
-]
-Undo = Annotated[bool, Option("--undo", help="Accept new blocks again.")]
-DrainTimeout = Annotated[float, Option("--timeout", min=0, help="Seconds to wait; 0: no limit.")]
-
 
 _USE = Legend(
     {
@@ -85,12 +71,18 @@ _TENANTS = Legend(
 
 @explains(_USE, _SHARES, _TENANTS)
 def quota(
-    pool: PoolPaths = None, host: Host = None, change: Changes = None, json: Json = False
+    pool: PoolPaths = None,
+    host: Host = None,
+    change: Annotated[list[str] | None, Option("--set")] = None,
+    json: Json = False,
 ) -> None:
     """Show the limits of each session and their use, or change the limits.
 
     A change applies to all sessions at once, until this server ends. The next server starts with
     its own quotas. Sessions keep their present grants and pins. Run changes on the server's host.
+
+    --set LIMIT=N: Change a limit of every session: grants, pins, bytes or calls (per second); 0 for
+        no limit. Repeat the option for others.
     """
     from beluga.admin import request_json
     from beluga.index import fetch_sessions
@@ -194,7 +186,10 @@ def _tenant(tenant: dict[str, Any]) -> list[object]:
 
 
 def drain(
-    pool: PoolPaths = None, undo: Undo = False, timeout: DrainTimeout = 0, json: Json = False
+    pool: PoolPaths = None,
+    undo: bool = False,
+    timeout: Annotated[float, Option(min=0)] = 0,
+    json: Json = False,
 ) -> None:
     """Refuse new blocks, and wait until stopping the pool's server loses nothing.
 
@@ -203,6 +198,9 @@ def drain(
     tiers, until every block has been offered to them. The exit status is 1 if some blocks are only
     in the pool then, because the tiers are too small. The draining ends with the server. Run this
     on the server's host.
+
+    --undo: Accept new blocks again.
+    --timeout: Seconds to wait; 0: no limit.
     """
     from beluga.admin import request_json
 

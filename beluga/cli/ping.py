@@ -15,10 +15,13 @@ def ping(
     pool: PoolPaths = None,
     host: Host = None,
     timeout: Timeout = 5.0,
-    count: Annotated[int, Option(min=1, max=1_000_000, help="The number of round trips.")] = 10,
+    count: Annotated[int, Option(min=1, max=1_000_000)] = 10,
     json: Json = False,
 ) -> None:
-    """Measure round trips to the server."""
+    """Measure round trips to the server.
+
+    --count: The number of round trips.
+    """
     from beluga.rpc import Client
 
     with open_pool(pool) as opened, Client(opened, host=host, timeout_s=timeout) as client:

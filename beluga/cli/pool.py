@@ -53,17 +53,13 @@ def scrub_admission(pool: Pool) -> Iterator[tuple[core.bl_io_queue | core.Null, 
         link.close()
 
 
-Disk = Annotated[
-    list[Path],
-    Argument(metavar="PATH...", help="The disks, as in --disk of a server."),
-]
-
-
-def adopt(path: Disk, json: Json = False) -> None:
+def adopt(path: Annotated[list[Path], Argument()], json: Json = False) -> None:
     """Release disks with blocks of another server to the next server that opens them.
 
     Use this for a disk whose server will not return. Its blocks stay. A new pool at the location of
     an earlier one needs no such command.
+
+    PATH...: The disks, as in --disk of a server.
     """
     from beluga.tiers import adopt_disk, file_of_tier
 
@@ -79,13 +75,6 @@ def adopt(path: Disk, json: Json = False) -> None:
             print_note(f"{each} belonged to {owner}; the next server that opens it takes it over")
 
 
-Paths = Annotated[
-    list[str],
-    Argument(
-        metavar="PATH...",
-        help="A device: a devdax node, a file, or a slice of either (PATH@OFFSET+SIZE).",
-    ),
-]
 OptionalPaths = Annotated[
     list[str] | None,
     Argument(
@@ -170,19 +159,6 @@ Lanes = Annotated[
     int | None,
     Option(min=1, max=LANE_COUNT_MAX, help="The largest number of attached clients."),
 ]
-BulkSize = Annotated[
-    int | None,
-    Option(
-        parser=size,
-        min=4096,
-        max=64 << 20,
-        metavar="SIZE",
-        help=(
-            "The largest call, or part of a longer message, in bytes: 4K to 64M. Each lane takes "
-            "three times as much. Default: 32K, or 64K in pools of 512M and more."
-        ),
-    ),
-]
 
 
 _DEVICES = Legend(
@@ -209,7 +185,7 @@ _POLICY = Legend(
 
 @explains(_DEVICES, _POLICY)
 def create(
-    paths: Paths,
+    paths: Annotated[list[str], Argument()],
     device_size: Size = None,
     interleave: Interleave = True,
     coherence: Coherence = None,
@@ -220,10 +196,15 @@ def create(
     max_blocks: MaxBlocks = None,
     block_bytes: BlockBytes = None,
     lanes: Lanes = None,
-    bulk_size: BulkSize = None,
+    bulk_size: Annotated[int | None, Option(parser=size, min=4096, max=64 << 20)] = None,
     json: Json = False,
 ) -> None:
-    """Format devices as a new, empty pool. Creates files that do not exist."""
+    """Format devices as a new, empty pool. Creates files that do not exist.
+
+    PATH...: A device: a devdax node, a file, or a slice of either (PATH@OFFSET+SIZE).
+    --bulk-size: The largest call, or part of a longer message, in bytes: 4K to 64M. Each lane takes
+        three times as much. Default: 32K, or 64K in pools of 512M and more.
+    """
     from beluga.pool import DeviceSpec, Pool, show_size
 
     by_default = device_size is None and not any(
@@ -299,25 +280,19 @@ def _checked(facts: Mapping[str, Any]) -> dict[str, object]:
 @explains(_CHECK)
 def check(
     pool: PoolPaths = None,
-    payload: Annotated[
-        bool, Option("--payload", help="Also read every block and compare its checksums.")
-    ] = False,
-    repair: Annotated[
-        bool,
-        Option(
-            "--repair", help="Drop damaged lines and blocks. No process may use the pool meanwhile."
-        ),
-    ] = False,
-    declare_gone: Annotated[
-        bool,
-        Option("--declare-gone", help="Declare that no process of any host uses the pool."),
-    ] = False,
-    names: Annotated[
-        bool, Option("--names", help="Also show the engines' names of blocks.")
-    ] = False,
+    payload: bool = False,
+    repair: bool = False,
+    declare_gone: bool = False,
+    names: bool = False,
     json: Json = False,
 ) -> None:
-    """Check a pool, with or without a running server. The exit status is 1 if it is damaged."""
+    """Check a pool, with or without a running server. The exit status is 1 if it is damaged.
+
+    --payload: Also read every block and compare its checksums.
+    --repair: Drop damaged lines and blocks. No process may use the pool meanwhile.
+    --declare-gone: Declare that no process of any host uses the pool.
+    --names: Also show the engines' names of blocks.
+    """
     from beluga.cli.pool import scrub_admission
     from beluga.index import check_devices, repair_pool
     from beluga.pool import default_specs
@@ -382,16 +357,16 @@ def _names(pool: Pool, half: int) -> list[dict[str, int | str | None]]:
 
 def destroy(
     paths: OptionalPaths = None,
-    yes: Annotated[bool, Option("--yes", help="Do not ask for confirmation.")] = False,
-    force: Annotated[
-        bool,
-        Option("--force", help="Destroy these devices even if others of their pool remain."),
-    ] = False,
+    yes: bool = False,
+    force: bool = False,
     json: Json = False,
 ) -> None:
     """Wipe the superblocks of a pool, and remove the devices that are files.
 
     Without a path, destroy the default pool and unmount it.
+
+    --yes: Do not ask for confirmation.
+    --force: Destroy these devices even if others of their pool remain.
     """
     from beluga.pool import DeviceSpec, Pool, default_specs, emulated_paths, remove_default
 
@@ -425,7 +400,7 @@ def _remembered() -> list[DeviceSpec]:
 @explains(_DEVICES, _POLICY)
 def mount(
     paths: OptionalPaths = None,
-    create_first: Annotated[bool, Option("--create", help="Format the devices.")] = False,
+    create_first: Annotated[bool, Option("--create")] = False,
     device_size: Size = None,
     interleave: Interleave = True,
     coherence: Coherence = None,
@@ -441,6 +416,8 @@ def mount(
     """Check or (--create) format devices, show the mapping, and make them the default pool.
 
     Without a path, use the emulated pool: two files in /dev/shm.
+
+    --create: Format the devices.
     """
     from beluga.pool import emulated_paths, storing_default
 

@@ -17,25 +17,25 @@ from beluga.listening import shown_url
 
 
 def prefill_worker(
-    engine: Annotated[str, Option(help="The engine's address, as http://HOST:PORT.")],
-    queue: Annotated[str, Option(help="The queue: nats://HOST:PORT, pool, or pool:PATH:PATH.")],
-    name: Annotated[str, Option(help="The queue's name, which is the model's name in the router.")],
-    concurrency: Annotated[
-        int, Option(min=1, help="The number of prompts that the engine gets at a time.")
-    ] = 2,
-    visibility: Annotated[
-        float,
-        Option(min=1, help="Seconds after which a dead worker's task goes to another worker."),
-    ] = 30.0,
-    timeout: Annotated[
-        float, Option(min=1, help="The longest time of a prefill, in seconds.")
-    ] = 120.0,
+    engine: str,
+    queue: str,
+    name: str,
+    concurrency: Annotated[int, Option(min=1)] = 2,
+    visibility: Annotated[float, Option(min=1)] = 30.0,
+    timeout: Annotated[float, Option(min=1)] = 120.0,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
     json: JsonLines = False,
 ) -> None:
     """Prefill the prompts that a router queues, and store their KV in the pool, until SIGTERM or
     Ctrl-C.
+
+    --engine: The engine's address, as http://HOST:PORT.
+    --queue: The queue: nats://HOST:PORT, pool, or pool:PATH:PATH.
+    --name: The queue's name, which is the model's name in the router.
+    --concurrency: The number of prompts that the engine gets at a time.
+    --visibility: Seconds after which a dead worker's task goes to another worker.
+    --timeout: The longest time of a prefill, in seconds.
     """
     try:
         address = urlsplit(engine)

@@ -43,78 +43,6 @@ def _pool_size(text: str | int) -> int:
     return value
 
 
-TraceFile = Annotated[
-    Path | None,
-    Argument(
-        help=(
-            "A trace, in any format that `beluga simulate` reads. Default: generated, synthetic "
-            "conversations."
-        )
-    ),
-]
-
-
-BlockBytes = Annotated[
-    int | None,
-    Option(
-        parser=size,
-        metavar="SIZE",
-        help="The size of a block. Default: 4096, or 128K without a trace.",
-    ),
-]
-
-
-PoolBytes = Annotated[
-    int | None,
-    Option(
-        parser=_pool_size,
-        metavar="SIZE",
-        help="The size of the pool. Default: everything fits.",
-    ),
-]
-
-
-EngineBlocks = Annotated[
-    int,
-    Option(
-        min=0,
-        max=_ENGINE_BLOCKS_MAX,
-        metavar="N",
-        help=(
-            "Make each process an engine with memory for N blocks. It stores blocks that it "
-            "evicts in the pool, and loads them again from there. 0: a client without memory of "
-            "its own."
-        ),
-    ),
-]
-
-
-EngineOffload = Annotated[
-    str,
-    Option(
-        words=ENGINE_OFFLOADS,
-        help=(
-            "When an engine offloads a block: wait offloads it when it is computed and evicts it "
-            "only then, drop may evict it earlier, and watermark offloads the coldest blocks when "
-            "85 % of the memory is in use."
-        ),
-    ),
-]
-
-
-Speed = Annotated[
-    float | None,
-    Option(
-        min=SPEED_MIN,
-        max=SPEED_MAX,
-        help="Replay at this multiple of the trace's own speed. Default: as fast as possible.",
-    ),
-]
-
-
-Compare = Annotated[bool, Option(help="Compare every fetched byte with the stored one.")]
-
-
 _LEGEND = Legend(
     {
         "requests": "the number of replayed requests",
@@ -139,19 +67,19 @@ _LEGEND = Legend(
 
 @explains(_LEGEND)
 def replay(
-    trace: TraceFile = None,
-    clients: Annotated[int, Option(min=1, max=16, help="The number of client processes.")] = 2,
-    block_bytes: BlockBytes = None,
-    pool_bytes: PoolBytes = None,
-    speed: Speed = None,
-    compare: Compare = True,
+    trace: Annotated[Path | None, Argument()] = None,
+    clients: Annotated[int, Option(min=1, max=16)] = 2,
+    block_bytes: Annotated[int | None, Option(parser=size)] = None,
+    pool_bytes: Annotated[int | None, Option(parser=_pool_size)] = None,
+    speed: Annotated[float | None, Option(min=SPEED_MIN, max=SPEED_MAX)] = None,
+    compare: bool = True,
     disk: Disks = None,
     disk_bytes: DiskBytes = 0,
     remote: Remotes = None,
     offload: Offload = _OFFLOAD,
     admission: AdmissionName = _ADMISSION,
-    engine_blocks: EngineBlocks = 0,
-    engine_offload: EngineOffload = _ENGINE_OFFLOAD,
+    engine_blocks: Annotated[int, Option(min=0, max=_ENGINE_BLOCKS_MAX)] = 0,
+    engine_offload: Annotated[str, Option(words=ENGINE_OFFLOADS)] = _ENGINE_OFFLOAD,
     form: Format = None,
     rate: Rate = RATE,
     time_unit: TimeUnit = None,
@@ -164,6 +92,19 @@ def replay(
     With --disk or --remote, the pool offloads evicted blocks to these tiers and fetches them again;
     if the server is killed meanwhile, it is restarted. With --engine-blocks, each process is an
     engine with its own memory. With --admin, a page shows the replay.
+
+    TRACE: A trace, in any format that `beluga simulate` reads. Default: generated, synthetic
+        conversations.
+    --clients: The number of client processes.
+    --block-bytes: The size of a block. Default: 4096, or 128K without a trace.
+    --pool-bytes: The size of the pool. Default: everything fits.
+    --speed: Replay at this multiple of the trace's own speed. Default: as fast as possible.
+    --compare: Compare every fetched byte with the stored one.
+    --engine-blocks: Make each process an engine with memory for N blocks. It stores blocks that it
+        evicts in the pool, and loads them again from there. 0: a client without memory of its own.
+    --engine-offload: When an engine offloads a block: wait offloads it when it is computed and
+        evicts it only then, drop may evict it earlier, and watermark offloads the coldest blocks
+        when 85 % of the memory is in use.
     """
     from beluga.admin import read_address
     from beluga.replay import ReplayOptions

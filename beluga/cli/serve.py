@@ -68,16 +68,6 @@ DiskBytes = Annotated[
     int,
     Option(parser=size, metavar="SIZE", help="The total size used on the disks, such as 800G."),
 ]
-DiskOwner = Annotated[
-    str,
-    Option(
-        metavar="NAME",
-        help=(
-            "The owner of the disks' blocks; a disk of another owner is refused. Default: the "
-            "pool's location, so that a new pool there takes the disk over with its blocks."
-        ),
-    ),
-]
 Remotes = Annotated[
     list[str] | None,
     Option(
@@ -86,16 +76,6 @@ Remotes = Annotated[
         help=(
             "Offload blocks to this store, which several pools may share: s3://BUCKET/PREFIX, "
             "file:///PATH, redis://HOST:PORT/DB or mooncake://HOST:PORT."
-        ),
-    ),
-]
-ForgetTier = Annotated[
-    list[str] | None,
-    Option(
-        metavar="NAME",
-        help=(
-            "Drop the pending removals of a tier that will never be used below this pool again: "
-            "disk (all but the server's own), or a store's URL. Repeat the option for each."
         ),
     ),
 ]
@@ -132,137 +112,7 @@ def refuse_without_tier(offload: str, admission: str, *, usual: tuple[str, str])
 
 
 DeclaredGone = Annotated[
-    bool,
-    Option("--declare-gone", help="Declare that every server and client so far has ended."),
-]
-_COUNT_MAX = (1 << 32) - 1  # limit of a quota
-QuotaGrants = Annotated[
-    int,
-    Option(
-        min=0,
-        max=_COUNT_MAX,
-        help="The largest number of blocks that a session may write at a time; 0 for no limit.",
-    ),
-]
-QuotaPins = Annotated[
-    int,
-    Option(
-        min=0,
-        max=_COUNT_MAX,
-        help="The largest number of blocks that a session may pin; 0 for no limit.",
-    ),
-]
-QuotaBytes = Annotated[
-    int,
-    Option(
-        parser=size,
-        metavar="SIZE",
-        help=(
-            "The most bytes that a session may write at a time and pin, such as 1G; 0 for no limit."
-        ),
-    ),
-]
-QuotaCalls = Annotated[
-    int,
-    Option(
-        min=0,
-        max=_COUNT_MAX,
-        help="The calls per second that a session may make; 0 for no limit.",
-    ),
-]
-Eviction = Annotated[
-    str,
-    Option(
-        words=EVICTIONS,
-        help=f"The eviction policy: {', '.join(EVICTIONS)}.",
-    ),
-]
-Shares = Annotated[
-    list[str] | None,
-    Option(
-        "--share",
-        metavar="NAME=PERCENT",
-        help=(
-            "A tenant's guaranteed share of the pool, such as acme=30%. Blocks of tenants above "
-            "their share are evicted first. Repeat the option for each tenant."
-        ),
-    ),
-]
-HintBudget = Annotated[
-    str,
-    Option(
-        metavar="PERCENT",
-        help="How much of each tenant's part hints may favor or pin, such as 25%; 0% for nothing.",
-    ),
-]
-Standby = Annotated[
-    bool,
-    Option("--standby", help="Wait until the pool's server ends, then take over."),
-]
-Watch = Annotated[
-    bool,
-    Option("--watch", help="With --standby, stand by again after another server has taken over."),
-]
-Silent = Annotated[
-    float,
-    Option(
-        min=0.5,
-        max=86400,
-        help=(
-            "Seconds without a heartbeat after which another machine's server counts as lost; "
-            "more if its heartbeat was slow before."
-        ),
-    ),
-]
-Events = Annotated[
-    str,
-    Option(
-        metavar="ENDPOINT",
-        help=(
-            "Publish the blocks that are stored and removed here (ZMQ PUB), as KV events; or at a "
-            "router that listens: connect:tcp://HOST:PORT."
-        ),
-    ),
-]
-EventsReplay = Annotated[
-    str,
-    Option(
-        metavar="ENDPOINT", help="Replay events here (ZMQ ROUTER), for routers that connect late."
-    ),
-]
-EventsToken = Annotated[
-    Path | None,
-    Option(
-        metavar="FILE", help="Only routers with the token in this file's first line get events."
-    ),
-]
-EventsForm = Annotated[
-    str,
-    Option(
-        metavar="FORM",
-        help=(
-            "The format of the events: vllm for Beluga's gateway, dynamo, llm-d or mooncake, or "
-            "one of their versions, such as llm-d-v1."
-        ),
-    ),
-]
-EventsName = Annotated[
-    str, Option(metavar="NAME", help="The pool's name in events for llm-d and mooncake.")
-]
-EventsModel = Annotated[
-    str,
-    Option(
-        metavar="MODEL",
-        help="The model in events for llm-d and mooncake, unless its engines report it.",
-    ),
-]
-HandlersPlace = Annotated[
-    str,
-    Option(
-        "--handlers",
-        metavar="MODULE:NAME",
-        help="Call these functions for clients (beluga.Handlers); see docs/use/rpc.md.",
-    ),
+    bool, Option(help="Declare that every server and client so far has ended.")
 ]
 HandlerThreads = Annotated[
     int, Option(min=1, max=64, help="The number of handlers that run at a time.")
@@ -270,13 +120,13 @@ HandlerThreads = Annotated[
 Detach = Annotated[
     bool,
     Option(
-        "--detach",
         help=(
             "Serve in the background: return once the server serves or stands by. Stop it with "
             "`beluga stop`."
         ),
     ),
 ]
+_Count = Annotated[int, Option(min=0, max=(1 << 32) - 1)]  # a quota
 _LOOK_INTERVAL_S = 0.5
 _PERCENT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,4})?")
 _OFFLOAD, _ADMISSION = "drop", "adaptive"
@@ -288,33 +138,33 @@ def serve(
     pool: PoolPaths = None,
     host: Host = None,
     declare_gone: DeclaredGone = False,
-    quota_grants: QuotaGrants = 0,
-    quota_pins: QuotaPins = 0,
-    quota_bytes: QuotaBytes = 0,
-    quota_calls: QuotaCalls = 0,
-    eviction: Eviction = "lru",
-    share: Shares = None,
-    hint_budget: HintBudget = _HINT_BUDGET,
-    standby: Standby = False,
-    watch: Watch = False,
-    silent: Silent = SILENT_S,
+    quota_grants: _Count = 0,
+    quota_pins: _Count = 0,
+    quota_bytes: Annotated[int, Option(parser=size)] = 0,
+    quota_calls: _Count = 0,
+    eviction: Annotated[str, Option(words=EVICTIONS)] = "lru",
+    share: list[str] | None = None,
+    hint_budget: str = _HINT_BUDGET,
+    standby: bool = False,
+    watch: bool = False,
+    silent: Annotated[float, Option(min=0.5, max=86400)] = SILENT_S,
     disk: Disks = None,
     disk_bytes: DiskBytes = 0,
-    disk_owner: DiskOwner = "",
+    disk_owner: str = "",
     remote: Remotes = None,
-    forget_tier: ForgetTier = None,
+    forget_tier: list[str] | None = None,
     offload: Offload = _OFFLOAD,
     admission: AdmissionName = _ADMISSION,
-    events: Events = "",
-    events_replay: EventsReplay = "",
-    events_token: EventsToken = None,
-    events_form: EventsForm = _EVENTS_FORM,
-    events_name: EventsName = "beluga",
-    events_model: EventsModel = "",
+    events: str = "",
+    events_replay: str = "",
+    events_token: Path | None = None,
+    events_form: str = _EVENTS_FORM,
+    events_name: str = "beluga",
+    events_model: str = "",
     admin: AdminAddress = "",
     admin_token: AdminToken = None,
     admin_tls: AdminTls = "",
-    handlers: HandlersPlace = "",
+    handlers: str = "",
     handler_threads: HandlerThreads = 1,
     detach: Detach = False,
     log_level: LogLevel = None,
@@ -326,6 +176,34 @@ def serve(
     With --disk or --remote, evicted blocks are offloaded to these tiers and fetched again. With
     --events, routers follow the pool's blocks. With --admin, browsers show the server's state. With
     --handlers, clients call your functions.
+
+    --quota-grants: The largest number of blocks that a session may write at a time; 0 for no limit.
+    --quota-pins: The largest number of blocks that a session may pin; 0 for no limit.
+    --quota-bytes: The most bytes that a session may write at a time and pin, such as 1G; 0 for no
+        limit.
+    --quota-calls: The calls per second that a session may make; 0 for no limit.
+    --eviction: The eviction policy: {words}.
+    --share NAME=PERCENT: A tenant's guaranteed share of the pool, such as acme=30%. Blocks of
+        tenants above their share are evicted first. Repeat the option for each tenant.
+    --hint-budget PERCENT: How much of each tenant's part hints may favor or pin, such as 25%; 0%
+        for nothing.
+    --standby: Wait until the pool's server ends, then take over.
+    --watch: With --standby, stand by again after another server has taken over.
+    --silent: Seconds without a heartbeat after which another machine's server counts as lost; more
+        if its heartbeat was slow before.
+    --disk-owner NAME: The owner of the disks' blocks; a disk of another owner is refused. Default:
+        the pool's location, so that a new pool there takes the disk over with its blocks.
+    --forget-tier NAME: Drop the pending removals of a tier that will never be used below this pool
+        again: disk (all but the server's own), or a store's URL. Repeat the option for each.
+    --events ENDPOINT: Publish the blocks that are stored and removed here (ZMQ PUB), as KV events;
+        or at a router that listens: connect:tcp://HOST:PORT.
+    --events-replay ENDPOINT: Replay events here (ZMQ ROUTER), for routers that connect late.
+    --events-token FILE: Only routers with the token in this file's first line get events.
+    --events-form FORM: The format of the events: vllm for Beluga's gateway, dynamo, llm-d or
+        mooncake, or one of their versions, such as llm-d-v1.
+    --events-name NAME: The pool's name in events for llm-d and mooncake.
+    --events-model MODEL: The model in events for llm-d and mooncake, unless its engines report it.
+    --handlers MODULE:NAME: Call these functions for clients (beluga.Handlers); see docs/use/rpc.md.
     """
     silent_s = _silence(silent, stands_by=standby, watch=watch)
     tiers = _tier_settings(disk, disk_bytes, disk_owner, remote, offload, admission, eviction)

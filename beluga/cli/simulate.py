@@ -40,7 +40,6 @@ from beluga.cli.routing_options import (
     GPU_PATH,
     LIST,
     LOCAL_BANDWIDTH,
-    SETTINGS_HELP,
     Bandwidth,
     GpuPath,
     LocalBandwidth,
@@ -129,193 +128,72 @@ def _policies(text: str) -> list[str]:
         return read_policies(text)
 
 
-TraceFile = Annotated[
-    Path | None,
-    Argument(
-        help=(
-            "The trace: a file, or a directory of weka's sessions. Default: generated, synthetic "
-            "conversations."
-        )
-    ),
-]
-Policies = Annotated[
-    str,
-    Option(
-        metavar="NAME[:KEY=VALUE,...],...",
-        completes=complete_policy,
-        help=(
-            "The policies to run, such as least-cost,linear:shared_credit=1; default (the "
-            f"gateway's), or all. {SETTINGS_HELP}."
-        ),
-    ),
-]
-Workers = Annotated[
-    int, Option(min=1, max=SIMULATED_COUNT_MAX, help="The number of workers (engines).")
-]
-PoolBytes = Annotated[
-    int | None,
-    Option(
-        "--pool-bytes",
-        parser=_capacity,
-        metavar="BYTES",
-        help="The size of the shared pool. Default: 1950 GiB.",
-    ),
-]
-LocalBytes = Annotated[
-    int | None,
-    Option(
-        parser=_capacity,
-        metavar="BYTES",
-        help="Each worker's own DRAM in runs without a pool. Default: its part of the pool's size.",
-    ),
-]
-HbmBytes = Annotated[
-    int | None,
-    Option(parser=_capacity, metavar="BYTES", help="Each worker's HBM for the KV cache."),
-]
-Memory = Annotated[
-    str,
-    Option(
-        completes=among(*MEMORIES, "both"),
-        help="Simulate a shared pool (pool), split DRAM (split), or both.",
-    ),
-]
-Adapters = Annotated[
-    int | None,
-    Option(
-        min=1,
-        max=SIMULATED_COUNT_MAX,
-        help="The number of CXL adapters (O8). Default: one per two workers.",
-    ),
-]
-Devices = Annotated[
-    int | None,
-    Option(
-        min=1,
-        max=SIMULATED_COUNT_MAX,
-        help="The number of the pool's memory devices. Default: one per 256 GiB.",
-    ),
-]
-Speed = Annotated[
-    str,
-    Option(
-        metavar="X[,X...]",
-        help=(
-            "The rate of requests relative to the trace. Give several, separated by commas, to "
-            "run one after another."
-        ),
-    ),
-]
-Model = Annotated[
-    str,
-    Option(
-        completes=among(*COST_MODELS),
-        help=f"The model and its GPU: {', '.join(COST_MODELS)}.",
-    ),
-]
-Engine = Annotated[
-    str,
-    Option(
-        completes=among(*SIMULATED_ENGINES),
-        help=(
-            f"The batching of engines: {' or '.join(SIMULATED_ENGINES)}. Serial engines only "
-            "prefill."
-        ),
-    ),
-]
-Eviction = Annotated[
-    str,
-    Option(
-        completes=among(*TIER_ORDERS),
-        help=f"The eviction order: {' or '.join(TIER_ORDERS)}.",
-    ),
-]
-Seeds = Annotated[
-    int,
-    Option(min=1, max=1000, help="The number of runs of each case; --json has their spread."),
-]
-Processes = Annotated[
-    int | None,
-    Option(
-        min=1,
-        max=SIMULATED_COUNT_MAX,
-        metavar="N",
-        help=(
-            "The number of parallel runs, each in its own process. Default: one per CPU. The "
-            "results do not depend on it."
-        ),
-    ),
-]
-ScaleAt = Annotated[
-    str | None, Option(metavar="T:+N", help="Add N workers (or remove them, -N) at second T.")
-]
-PlannerOption = Annotated[
-    int | None,
-    Option(
-        "--planner",
-        min=1,
-        max=SIMULATED_COUNT_MAX,
-        metavar="N",
-        help="Let the planner add and stop workers, up to N.",
-    ),
-]
-TtftGoal = Annotated[
-    float | None,
-    Option(
-        min=0.001,
-        metavar="SECONDS",
-        help="The objective of the planner and the report: seconds to the first token.",
-    ),
-]
-Preset = Annotated[
-    str | None,
-    Option(
-        completes=among(*PRESETS),
-        help="feasibility is the setup of the reference replay; it overrides other options.",
-    ),
-]
-Plot = Annotated[bool, Option("--plot", help="Also draw bars of the mean TTFT.")]
-Report = Annotated[
-    Path | None,
-    Option(metavar="FILE", help="Write a page that compares all policies to this file (.html)."),
-]
-
-
 @explains(_LEGEND)
 def simulate(
-    trace: TraceFile = None,
-    policy: Policies = "all",
-    workers: Workers = 8,
-    pool: PoolBytes = None,
-    local: LocalBytes = None,
-    hbm: HbmBytes = None,
-    memory: Memory = "both",
+    trace: Annotated[Path | None, Argument()] = None,
+    policy: Annotated[str, Option(completes=complete_policy)] = "all",
+    workers: Annotated[int, Option(min=1, max=SIMULATED_COUNT_MAX)] = 8,
+    pool: Annotated[int | None, Option("--pool-bytes", parser=_capacity)] = None,
+    local: Annotated[int | None, Option(parser=_capacity)] = None,
+    hbm: Annotated[int | None, Option(parser=_capacity)] = None,
+    memory: Annotated[str, Option(completes=among(*MEMORIES, "both"))] = "both",
     bandwidth: Bandwidth = None,
     local_bandwidth: LocalBandwidth = LOCAL_BANDWIDTH,
     gpu_path: GpuPath = GPU_PATH,
     step_tokens: StepTokens = STEP_TOKENS,
-    adapters: Adapters = None,
-    devices: Devices = None,
-    speed: Speed = "1",
-    model: Model = DEFAULT_COST_MODEL,
-    engine: Engine = "chunked",
-    eviction: Eviction = "lru",
-    seeds: Seeds = 1,
-    processes: Processes = None,
-    scale_at: ScaleAt = None,
-    planner: PlannerOption = None,
-    ttft_goal: TtftGoal = None,
+    adapters: Annotated[int | None, Option(min=1, max=SIMULATED_COUNT_MAX)] = None,
+    devices: Annotated[int | None, Option(min=1, max=SIMULATED_COUNT_MAX)] = None,
+    speed: str = "1",
+    model: Annotated[str, Option(completes=among(*COST_MODELS))] = DEFAULT_COST_MODEL,
+    engine: Annotated[str, Option(completes=among(*SIMULATED_ENGINES))] = "chunked",
+    eviction: Annotated[str, Option(completes=among(*TIER_ORDERS))] = "lru",
+    seeds: Annotated[int, Option(min=1, max=1000)] = 1,
+    processes: Annotated[int | None, Option(min=1, max=SIMULATED_COUNT_MAX)] = None,
+    scale_at: str | None = None,
+    planner: Annotated[int | None, Option(min=1, max=SIMULATED_COUNT_MAX)] = None,
+    ttft_goal: Annotated[float | None, Option(min=0.001)] = None,
     form: Format = None,
     rate: Rate = RATE,
     time_unit: TimeUnit = None,
     block_tokens: BlockTokens = None,
-    preset: Preset = None,
-    plot: Plot = False,
-    report: Report = None,
+    preset: Annotated[str | None, Option(completes=among(*PRESETS))] = None,
+    plot: bool = False,
+    report: Path | None = None,
     wide: Wide = False,
     json: Json = False,
 ) -> None:
-    """Simulate a cluster that serves a trace, under every policy, with a pool and without."""
+    """Simulate a cluster that serves a trace, under every policy, with a pool and without.
+
+    TRACE: The trace: a file, or a directory of weka's sessions. Default: generated, synthetic
+        conversations.
+    --policy NAME[:KEY=VALUE,...],...: The policies to run, such as
+        least-cost,linear:shared_credit=1; default (the gateway's), or all. `--policy list` prints
+        all policies with their settings.
+    --workers: The number of workers (engines).
+    --pool-bytes BYTES: The size of the shared pool. Default: 1950 GiB.
+    --local BYTES: Each worker's own DRAM in runs without a pool. Default: its part of the pool's
+        size.
+    --hbm BYTES: Each worker's HBM for the KV cache.
+    --memory: Simulate a shared pool (pool), split DRAM (split), or both.
+    --adapters: The number of CXL adapters (O8). Default: one per two workers.
+    --devices: The number of the pool's memory devices. Default: one per 256 GiB.
+    --speed X[,X...]: The rate of requests relative to the trace. Give several, separated by commas,
+        to run one after another.
+    --model: The model and its GPU: qwen3-32b-h200, qwen2.5-32b-h200, qwen3-32b-h100,
+        llama-3.1-8b-h200, qwen3-32b-rtx-pro-6000, qwen3-32b-rtx-pro-6000-tp2,
+        llama-3.1-8b-rtx-pro-6000.
+    --engine: The batching of engines: chunked or serial. Serial engines only prefill.
+    --eviction: The eviction order: lru or s3fifo or fifo.
+    --seeds: The number of runs of each case; --json has their spread.
+    --processes: The number of parallel runs, each in its own process. Default: one per CPU. The
+        results do not depend on it.
+    --scale-at T:+N: Add N workers (or remove them, -N) at second T.
+    --planner: Let the planner add and stop workers, up to N.
+    --ttft-goal SECONDS: The objective of the planner and the report: seconds to the first token.
+    --preset: feasibility is the setup of the reference replay; it overrides other options.
+    --plot: Also draw bars of the mean TTFT.
+    --report FILE: Write a page that compares all policies to this file (.html).
+    """
     speeds = _speeds(speed)
     runs = {"policies": _policies(policy), "memories": _memories(memory), "seeds": seeds}
     options = _options(

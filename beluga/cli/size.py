@@ -28,83 +28,7 @@ _DTYPES = ("F32", "F16", "BF16", "FP8", "U8")
 _GB = 1e9
 _GIB = 1 << 30
 
-Model = Annotated[
-    Path | None,
-    Argument(
-        help=(
-            "A model's folder or its config.json; or give --layers and the other numbers. "
-            "Default: Qwen3-32B."
-        )
-    ),
-]
-Memory = Annotated[
-    int | None,
-    Option(
-        "--memory",
-        parser=size,
-        metavar="SIZE",
-        help="The size of the pool. Default without --disk: the size that the trace needs.",
-    ),
-]
-Disk = Annotated[
-    list[int] | None,
-    Option("--disk", parser=size, metavar="SIZE", help="The size of a disk tier. May be repeated."),
-]
 _NUMBER_MAX = 1 << 20  # limit of a model's numbers
-BlockTokens = Annotated[
-    int,
-    Option(min=1, max=_NUMBER_MAX, help="The tokens per block of the engine."),
-]
-Layers = Annotated[int, Option(min=0, max=_NUMBER_MAX, help="Layers with attention.")]
-KvHeads = Annotated[int, Option(min=0, max=_NUMBER_MAX, help="KV heads per layer.")]
-HeadDim = Annotated[int, Option(min=0, max=_NUMBER_MAX, help="Elements per head.")]
-LatentDim = Annotated[
-    int,
-    Option(min=0, max=_NUMBER_MAX, help="Elements per token and layer, with MLA."),
-]
-Dtype = Annotated[
-    str | None,
-    Option(
-        completes=among(*_DTYPES),
-        metavar="|".join(_DTYPES),
-        help="The element type of the KV cache.",
-    ),
-]
-MemoryBandwidth = Annotated[
-    float,
-    Option(min=0.001, max=1e6, help="The bandwidth from the pool to the engine, in GB/s."),
-]
-DiskBandwidth = Annotated[
-    float | None,
-    Option(min=0.001, max=1e6, help="The bandwidth from the disk to the engine, in GB/s."),
-]
-RecomputeMs = Annotated[
-    float | None,
-    Option(min=0.000001, max=1e6, help="The time to compute one token, in milliseconds."),
-]
-ModelCosts = Annotated[
-    str | None,
-    Option(
-        completes=among(*COST_MODELS),
-        metavar="NAME",
-        help=f"The costs of a model instead: {', '.join(COST_MODELS)}.",
-    ),
-]
-TraceFile = Annotated[
-    Path | None,
-    Option(
-        "--trace",
-        metavar="FILE",
-        help=(
-            "A trace, in any format that `beluga simulate` reads. Default: generated, synthetic "
-            "conversations."
-        ),
-    ),
-]
-Position = Annotated[
-    int,
-    Option(min=0, max=10**9, help="The position in the prompt, for --model-costs."),
-]
 
 
 _LEGEND = Legend(
@@ -125,26 +49,48 @@ _LEGEND = Legend(
 @explains(_LEGEND)
 @as_bad_value(TierError)
 def size_tiers(
-    model: Model = None,
-    memory: Memory = None,
-    disk: Disk = None,
-    block_tokens: BlockTokens = 16,
-    layers: Layers = 0,
-    kv_heads: KvHeads = 0,
-    head_dim: HeadDim = 0,
-    latent_dim: LatentDim = 0,
-    dtype: Dtype = None,
-    memory_bandwidth: MemoryBandwidth = GPU_PATHS_GB_PER_S["root-complex"],
-    disk_bandwidth: DiskBandwidth = None,
-    recompute_ms: RecomputeMs = None,
-    model_costs: ModelCosts = None,
-    position: Position = 0,
-    trace: TraceFile = None,
+    model: Annotated[Path | None, Argument()] = None,
+    memory: Annotated[int | None, Option(parser=size)] = None,
+    disk: Annotated[list[int] | None, Option(parser=size)] = None,
+    block_tokens: Annotated[int, Option(min=1, max=_NUMBER_MAX)] = 16,
+    layers: Annotated[int, Option(min=0, max=_NUMBER_MAX)] = 0,
+    kv_heads: Annotated[int, Option(min=0, max=_NUMBER_MAX)] = 0,
+    head_dim: Annotated[int, Option(min=0, max=_NUMBER_MAX)] = 0,
+    latent_dim: Annotated[int, Option(min=0, max=_NUMBER_MAX)] = 0,
+    dtype: Annotated[str | None, Option(completes=among(*_DTYPES))] = None,
+    memory_bandwidth: Annotated[float, Option(min=0.001, max=1e6)] = GPU_PATHS_GB_PER_S[
+        "root-complex"
+    ],
+    disk_bandwidth: Annotated[float | None, Option(min=0.001, max=1e6)] = None,
+    recompute_ms: Annotated[float | None, Option(min=0.000001, max=1e6)] = None,
+    model_costs: Annotated[str | None, Option(completes=among(*COST_MODELS))] = None,
+    position: Annotated[int, Option(min=0, max=10**9)] = 0,
+    trace: Path | None = None,
     wide: Wide = False,
     json: Json = False,
 ) -> None:
     """Show how many blocks and tokens of a model's KV cache each tier holds, how fast a tier must
     be for a fetch to beat computing again, and which share of a trace hits.
+
+    MODEL: A model's folder or its config.json; or give --layers and the other numbers. Default:
+        Qwen3-32B.
+    --memory: The size of the pool. Default without --disk: the size that the trace needs.
+    --disk: The size of a disk tier. May be repeated.
+    --block-tokens: The tokens per block of the engine.
+    --layers: Layers with attention.
+    --kv-heads: KV heads per layer.
+    --head-dim: Elements per head.
+    --latent-dim: Elements per token and layer, with MLA.
+    --dtype F32|F16|BF16|FP8|U8: The element type of the KV cache.
+    --memory-bandwidth: The bandwidth from the pool to the engine, in GB/s.
+    --disk-bandwidth: The bandwidth from the disk to the engine, in GB/s.
+    --recompute-ms: The time to compute one token, in milliseconds.
+    --model-costs NAME: The costs of a model instead: qwen3-32b-h200, qwen2.5-32b-h200,
+        qwen3-32b-h100, llama-3.1-8b-h200, qwen3-32b-rtx-pro-6000, qwen3-32b-rtx-pro-6000-tp2,
+        llama-3.1-8b-rtx-pro-6000.
+    --position: The position in the prompt, for --model-costs.
+    --trace FILE: A trace, in any format that `beluga simulate` reads. Default: generated, synthetic
+        conversations.
     """
     from beluga.tiers import TierSize, advise, read_model
 

@@ -29,22 +29,24 @@ if TYPE_CHECKING:
     from beluga.admin import AdminRequest, AdminResponse
     from beluga.live import Snapshot
 
-Interval = Annotated[float, Option(min=0.1, max=3600, help="The refresh interval in seconds.")]
-Once = Annotated[bool, Option("--once", help="Print one frame and exit.")]
-JsonLines = Annotated[
-    bool, Option("--json", help="Print snapshots as JSON, one per line, as in GET /live.")
-]
 _MEASURE_S = 1.0  # rates need two snapshots
 
 
 @explains(*LEGENDS)
 def top(
-    pool: PoolPaths = None, interval: Interval = 1.0, once: Once = False, json: JsonLines = False
+    pool: PoolPaths = None,
+    interval: Annotated[float, Option(min=0.1, max=3600)] = 1.0,
+    once: bool = False,
+    json: bool = False,
 ) -> None:
     """Show the state of the pool's server, live, until q or Ctrl-C.
 
     Run it on the server's host. If there is no server, it waits for one, and it continues with the
     next one after a takeover.
+
+    --interval: The refresh interval in seconds.
+    --once: Print one frame and exit.
+    --json: Print snapshots as JSON, one per line, as in GET /live.
     """
     directory = runtime_dir_of(pool)
     if once:
@@ -164,20 +166,19 @@ class _Pressed:
         return False
 
 
-Open = Annotated[bool, Option("--open", help="Open the page in this user's browser.")]
-Port = Annotated[
-    int,
-    Option(min=0, max=65535, help="The port of this command's own page; 0 for a free one."),
-]
-
-
 def dashboard(
-    pool: PoolPaths = None, open_page: Open = False, port: Port = 0, json: Json = False
+    pool: PoolPaths = None,
+    open_page: Annotated[bool, Option("--open")] = False,
+    port: Annotated[int, Option(min=0, max=65535)] = 0,
+    json: Json = False,
 ) -> None:
     """Print the URL of the page that shows what the pool's server does.
 
     A server that was started with --admin has the page. Otherwise this command serves it on
     127.0.0.1 until Ctrl-C, even while the pool has no server.
+
+    --open: Open the page in this user's browser.
+    --port: The port of this command's own page; 0 for a free one.
     """
     from beluga.admin import Admin, page_routes, request_any
 

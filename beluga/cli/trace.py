@@ -19,18 +19,6 @@ from beluga.errors import BadValueError, NoTraceError
 if TYPE_CHECKING:
     from beluga.rpc import CallTrace, TracedCall
 
-Last = Annotated[int, Option(min=1, help="The largest number of calls to show.")]
-Slow = Annotated[
-    float, Option(metavar="MS", min=0, help="Only calls that took at least this many ms.")
-]
-Method = Annotated[str, Option(help="Only calls of this method, such as lookup.")]
-Session = Annotated[
-    str,
-    Option(help="Only calls of a session: pid:N, host:N, lane:N, or its 16 hex digits."),
-]
-Before = Annotated[bool, Option("--before", help="Show the calls of the previous server.")]
-Slowest = Annotated[bool, Option("--slowest", help="Show the calls that took longest.")]
-Follow = Annotated[bool, Option("--follow", "-f", help="Continue with new calls until Ctrl-C.")]
 
 _FOLLOW_S = 0.25
 _LATEST_S = 4e9  # the latest time that can be formatted
@@ -52,13 +40,13 @@ _HEADING = _ROW.format(*_LEGEND)
 @explains(_LEGEND)
 def trace(
     pool: PoolPaths = None,
-    last: Last = 50,
-    slow: Slow = 0.0,
-    method: Method = "",
-    session: Session = "",
-    slowest: Slowest = False,
-    before: Before = False,
-    follow: Follow = False,
+    last: Annotated[int, Option(min=1)] = 50,
+    slow: Annotated[float, Option(min=0)] = 0.0,
+    method: str = "",
+    session: str = "",
+    slowest: bool = False,
+    before: bool = False,
+    follow: Annotated[bool, Option("--follow", "-f")] = False,
     json: Json = False,
 ) -> None:
     """Show the last calls that the pool's server handled, even if it was killed.
@@ -66,6 +54,14 @@ def trace(
     The server keeps some tens of thousands of calls in a file of the pool's runtime directory, on
     its own host. The times are those in the server's loop, without the round trip. A call that is
     "unfinished" is being handled, or the server died in it.
+
+    --last: The largest number of calls to show.
+    --slow MS: Only calls that took at least this many ms.
+    --method: Only calls of this method, such as lookup.
+    --session: Only calls of a session: pid:N, host:N, lane:N, or its 16 hex digits.
+    --slowest: Show the calls that took longest.
+    --before: Show the calls of the previous server.
+    --follow: Continue with new calls until Ctrl-C.
     """
     from beluga.rpc import method_names, read_trace
 
