@@ -133,6 +133,7 @@ _FIELDS = {  # in the order of the array form
         "locality",
         "ownership",
         "session_id",
+        "lookahead_token_ids",  # covered by the block hash only: two names for the same contents
     ),
     "BlockRemoved": ("block_hashes", "medium", "group_idx", "locality", "ownership"),
     "AllBlocksCleared": (),
@@ -360,8 +361,10 @@ class WireDecoder:
 
     def _counts(self, kind: str, fields: Mapping[str, Any]) -> bool:
         """Return whether an event is of the group that counts, and of blocks near the engine."""
-        remote = fields.get("locality") not in (None, "LOCAL")
-        if remote and tier_of(fields.get("medium")) != Tier.SHARED:
+        locality = fields.get("locality")
+        if locality not in (None, "LOCAL", "REMOTE"):
+            raise EventError(f"a KV event has an unknown locality {locality!r:.40}")
+        if locality == "REMOTE" and tier_of(fields.get("medium")) != Tier.SHARED:
             return False  # neither the worker's own nor the pool's, as far as is known
         group, spec = fields.get("group_idx"), fields.get("kv_cache_spec_kind")
         if group is not None and type(group) is not int:

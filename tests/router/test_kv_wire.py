@@ -110,6 +110,17 @@ REMOVED = {"type": "BlockRemoved", "block_hashes": [11, 12], "medium": "GPU"}
         pytest.param([eight(cache_salt="a")], "a", 2, id="a salt in a map"),
         pytest.param([eight(cache_salt="a")], "", 0, id="another tenant's, in a map"),
         pytest.param([eight(token_ids=[[t, t + 1] for t in PROMPT])], "", 2, id="pairs of tokens"),
+        pytest.param([eight(lookahead_token_ids=[[5], [9]])], "", 2, id="tokens after blocks"),
+        pytest.param(
+            [
+                eight(lookahead_token_ids=[[5], [9]]),
+                eight(block_hashes=[11, 13], lookahead_token_ids=[[5], [8]]),
+                REMOVED | {"block_hashes": [13]},
+            ],
+            "",
+            2,
+            id="two blocks that differ by the token after them",
+        ),
         pytest.param([eight(lora_id=5)], "", 0, id="an adapter's number"),
         pytest.param(
             [eight(group_idx=0, **WINDOW), eight(group_idx=1, **FULL)], "", 2, id="second group"
@@ -281,6 +292,7 @@ def test_an_unreadable_event_does_not_affect_its_batch() -> None:
         "BlockStored",
         stored([11], tenant="a"),
         stored([11], kv_cache_spec_kind="spiral"),
+        stored([11], locality="NEARBY"),
         stored([11], group_idx="0"),
         stored([11], cache_salt=7),
         stored([11], lora_name=["ab"]),
@@ -288,7 +300,7 @@ def test_an_unreadable_event_does_not_affect_its_batch() -> None:
         stored([11], token_ids=[[1, 2, 3]] * 4),
         stored([11], token_ids=[1.5, 0, 0, 0]),
         [*ARRAY, {"cache_salt": "a", "tenant": "b"}],
-        [*ARRAY, None, None, 0, None, None, None, None, None, "more"],
+        [*ARRAY, None, None, 0, *[None] * 6, "more"],
     ]
     batch = decoder().batch(payload(*bad, stored([11])))
     assert len(batch.failed) == len(bad)

@@ -174,12 +174,15 @@ def interfaces() -> dict[str, Any]:
     """Compare our overrides with the installed vLLM.
 
     For each public method that our connector overrides, our signature must allow every call that
-    the base's signature allows. Abstract methods must all exist.
+    the base's signature allows. Abstract methods must all exist, and the router must read every
+    field of the engine's events.
     """
     import vllm
+    from vllm.distributed.kv_events import BlockRemoved, BlockStored
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
 
     from beluga.connectors.vllm.connector import BelugaConnector
+    from beluga.router import events
 
     base = type("Base", (KVConnectorBase_V1, SupportsHMA), {})
     wrong = [f"it lacks {name}" for name in sorted(BelugaConnector.__abstractmethods__)]
@@ -193,6 +196,9 @@ def interfaces() -> dict[str, Any]:
             wrong.append(f"{name} overrides nothing")
         elif problem := narrower(ours, getattr(base, name)):
             wrong.append(f"{name} {problem}")
+    for event in (BlockStored, BlockRemoved):
+        unread = set(event.__struct_fields__) - events._NAMES[event.__name__]
+        wrong += [f"the router does not read {event.__name__}.{name}" for name in sorted(unread)]
     # what we announce for two blocks of a request with an adapter, an image and a salt
     image = SimpleNamespace(identifier="cat", mm_position=SimpleNamespace(offset=1, length=2))
     request: Any = SimpleNamespace(
