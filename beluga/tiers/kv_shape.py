@@ -38,6 +38,7 @@ _KV_HEADS = (
     *("num_query_groups", "num_attention_groups"),  # Megatron-core; Step
 )
 _MTP = "num_nextn_predict_layers"
+_PATTERN = "hybrid_override_pattern"
 _LISTS = ("layer_types", "layers_block_type", "block_types")
 _PERIODS = ("full_attention_interval", "layer_group_size")  # qwen3-next; Ling 2.5
 _INDICES = ("attn_layer_indices", "full_attn_idxs")  # bamba; lfm2
@@ -46,13 +47,14 @@ _INDICES = ("attn_layer_indices", "full_attn_idxs")  # bamba; lfm2
 # harmless, or the model is rejected.
 _RELEVANT = re.compile(
     "layer|group|shar|index|attn|attention|window|sliding|latent|lora|kv|key_value|cache|head|"
-    "encoder|cross|compress|chunk|block|recur|conv|ssm|mamba|linear|state"
+    "encoder|cross|compress|chunk|block|recur|conv|ssm|mamba|linear|state|query|gqa|mqa"
 )
 _HARMLESS = re.compile(
     "norm|bias|drop|rope|expert|moe|mlp|topk_group|^n_group|fp32|kernel|token|ffn|softcap|scal|"
     "multiplier|init|logit|logn|_act|lm_head|quant|probs|temper|sink|gate|dense|intermediate|flash|"
     "implementation|factor|mtp|per_layer_input|classif|image|vision|video|audio|mm_|projector|"
-    "select_layer|^_|^use_cache|^use_parallel|^compression_config|^q_lora|^qk_|^query_|^attn_scale|"
+    "select_layer|^_|^use_cache|^use_parallel|^compression_config|^q_lora|^qk_|^query_|^share_q_|"
+    "^attn_scale|"
     # fixed states of layers that a list names; _stateful() rejects those that no list names
     "^linear_|mamba|^ssm_|^conv_|^use_conv|^chunk_size|^block_(multiple|auto|size)|"
     "^parallel_attn|^num_attention_heads_per_layer|^num_sliding_attention_heads|^num_mem_blocks|"
@@ -101,14 +103,20 @@ _UNKNOWN = {
 }
 _READ = {
     *(*_LAYERS, *_HEADS, *_HEAD_SIZES, *_KV_HEADS, _MTP, *_LISTS, *_PERIODS, *_INDICES, *_UNKNOWN),
-    *("v_head_dim", "kv_lora_rank", "multi_query_attention", "num_kv_shared_layers"),
-    *("attn_type_list", "attn_layer_period", "attn_layer_offset", "linear_attn_config"),
+    *("v_head_dim", "kv_lora_rank", "multi_query", "multi_query_attention"),
+    *(
+        "num_kv_shared_layers",
+        "attn_type_list",
+        "attn_layer_period",
+        "attn_layer_offset",
+        "linear_attn_config",
+    ),
     *("attention_chunk_size", "no_rope_layers", "no_rope_layer_interval", "max_window_layers"),
-    *("sliding_window", "use_sliding_window", "sliding_window_pattern", "hybrid_override_pattern"),
+    *("sliding_window", "use_sliding_window", "sliding_window_pattern", _PATTERN),
 }
 _ENCODERS = re.compile(  # of model types and architectures
-    "bert|electra|mpnet|ForMaskedLM|ForSequenceClassification|ForTokenClassification|"
-    "ForQuestionAnswering"
+    "bert|electra|mpnet|clip|siglip|wav2vec|dinov|^vit|^deit|^esm|^new$|ForMaskedLM|"
+    "ForSequenceClassification|ForTokenClassification|ForQuestionAnswering|ForImageClassification"
 )
 _STATEFUL = ("mamba", "rwkv", "ssm", "xlstm", "recurrent")  # in names of fields, or of the model
 
@@ -199,8 +207,10 @@ def read_model(path: StrPath, dtype: str | None = None) -> KvShape:
         if isinstance(inner, dict):
             innermost = inner.get("text_config")
             own = innermost if isinstance(innermost, dict) else inner
-            config |= {key: value for key, value in {**inner, **own}.items() if value is not None}
+            fields = {**inner, **own}.items()
+            config |= {key: value for key, value in fields if "dtype" not in key or value}
     try:
+        _refuse_encoder(config)
         _refuse_encoder(own)
         shape = _shape(config, file, dtype or _quantized(config, file))
         _refuse_unknown(own)
@@ -218,6 +228,8 @@ def _refuse_encoder(config: Mapping[str, Any]) -> None:
             f"model_type or architectures names {encoder}, an encoder, which keeps no KV; give "
             "another model"
         )
+    if config.get("is_causal") is False:
+        raise TierError("is_causal is false: an encoder keeps no KV; give another model")
 
 
 def _refuse_unknown(config: Mapping[str, Any]) -> None:
@@ -296,12 +308,18 @@ def _shape(config: dict[str, Any], file: Path, dtype: str | None) -> KvShape:
     more |= {"window_tokens": counts.window_tokens, "state_layers": counts.state}
     rank = _number(config, file, "kv_lora_rank", default=0)
     if rank:
-        rope = _number(config, file, "qk_rope_head_dim", default=0)
+        rope = _number(config, file, "qk_rope_head_dim")
         return KvShape(layers, kind, latent_dim=rank + rope, **more)
     heads = _number(config, file, *_HEADS)
     kv_heads = _number(config, file, *_KV_HEADS, default=heads)
+    if config.get("multi_query_attention") is False:  # ChatGLM
+        kv_heads = heads
     if config.get("multi_query") and not config.get("new_decoder_architecture"):
         kv_heads = 1
+    if heads % kv_heads:
+        raise TierError(
+            f"{heads} attention heads cannot share {kv_heads} KV heads; give the numbers by options"
+        )
     size = _number(config, file, *_HEAD_SIZES, default=0)
     if not size:
         size = _number(config, file, "hidden_size", "n_embd") // heads
@@ -369,10 +387,10 @@ def _kinds_of_layers(config: Mapping[str, Any], count: int) -> list[str]:
     for name in _LISTS:
         if config.get(name):
             return _listed(name, config[name], count, config.get(_MTP))
-    if pattern := config.get("hybrid_override_pattern"):
-        return [
-            _kind_of_layer("hybrid_override_pattern", letter, _NEMOTRON) for letter in str(pattern)
-        ]
+    if pattern := config.get(_PATTERN):
+        if len(str(pattern)) != count:
+            raise TierError(f"{_PATTERN} does not have one letter for each of {count} layers")
+        return [_kind_of_layer(_PATTERN, letter, _NEMOTRON) for letter in str(pattern)]
     if kinds := config.get("attn_type_list"):  # minimax: 0 is linear attention, 1 is full
         if (
             not isinstance(kinds, list)

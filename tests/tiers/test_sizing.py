@@ -489,7 +489,14 @@ def test_window_and_state_layers_do_not_grow(tmp_path: Path, name: str) -> None:
         ({"layer_types": ["full_attention"] * 31}, "layer_types is not a list with one item"),
         ({"layer_types": MIXED}, "no sliding_window with its size"),
         ({"layers_block_type": [3] * 32}, "layers_block_type has 3"),
-        ({"hybrid_override_pattern": "M*X"}, "hybrid_override_pattern has 'X'"),
+        ({"hybrid_override_pattern": "M*X-" * 8}, "hybrid_override_pattern has 'X'"),
+        ({"hybrid_override_pattern": "M*"}, "hybrid_override_pattern does not have one letter"),
+        ({"kv_lora_rank": 512}, "has no qk_rope_head_dim"),
+        ({"num_key_value_heads": None, "gqa_ratio": 8}, "gqa_ratio is 8"),
+        ({"num_key_value_heads": 64}, "cannot share 64 KV heads"),
+        ({"is_causal": False}, "is_causal is false"),
+        ({"model_type": "siglip", "text_config": BASE}, "siglip, an encoder"),
+        ({"model_type": "vit"}, "vit, an encoder"),
         ({"model_type": "mamba2", "state_size": 128}, "model_type mamba2"),
         ({"model_type": "rwkv6"}, "model_type rwkv6"),
         ({"mamba_d_state": 16}, "mamba_d_state"),
@@ -573,6 +580,12 @@ def test_a_multimodal_model_uses_its_text_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["num_query_groups", "num_attention_groups"])
 def test_kv_heads_have_several_names(tmp_path: Path, name: str) -> None:
     assert shape(tmp_path, num_key_value_heads=None, **{name: 4}).kv_heads == 4
+
+
+def test_the_number_of_kv_heads_counts_only_if_heads_share_them(tmp_path: Path) -> None:
+    fields = {"num_key_value_heads": None, "multi_query_group_num": 2}  # ChatGLM
+    assert shape(tmp_path, **fields, multi_query_attention=True).kv_heads == 2
+    assert shape(tmp_path, **fields, multi_query_attention=False).kv_heads == 32
 
 
 def test_a_null_hides_no_value(tmp_path: Path) -> None:
