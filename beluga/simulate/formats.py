@@ -41,6 +41,7 @@ _TOKEN_CHARACTERS = 4  # characters of English text that count as a token, witho
 _TOKENS_MAX = 100_000_000  # per request; a larger number means a damaged file
 _TIME_MAX = 1e15  # in the file's unit: milliseconds since 1970 have 13 digits
 _EPOCH_MS_MIN = 1e11  # as seconds, this is the year 5138
+_EPOCH_S_MIN = 1e9  # as milliseconds, a trace that starts after 11 days
 _BLOCK_TOKENS = 16  # vLLM's block size, for formats without blocks
 _BLOCK_SIZES = (512, 16, 32, 64, 128, 256, 1024, 8, 4, 2, 1, 2048, 4096)  # the likely first
 _FITTING_SHARE = 0.9  # fraction of the requests that must fit the size of blocks
@@ -52,6 +53,8 @@ _DATE = re.compile(
     r"\s*(?:(Z|UTC|GMT)|([+-])(\d\d):?(\d\d)?)?",
     re.IGNORECASE,
 )
+
+_TIME_NAMES = re.compile("time(?!out)|arriv|created")
 
 _T = TypeVar("_T")
 
@@ -117,6 +120,7 @@ class _Chat(msgspec.Struct):
 
 class _Batched(msgspec.Struct):
     body: _Chat
+    timestamp: float | str | None = None
 
 
 class _Chain:
@@ -179,7 +183,11 @@ def _find_block_size(reading: Reading, prompts: Sequence[TraceEntry]) -> None:
 
 
 def _guess_unit(moments: Sequence[float]) -> str:
-    """Mooncake's times are whole milliseconds; Bailian's are seconds with fractions."""
+    """Mooncake's times are whole milliseconds; Bailian's are seconds with fractions. Others write
+    seconds since 1970.
+    """
+    if min(moments) >= _EPOCH_S_MIN:
+        return "s"
     fractions = sum(not moment.is_integer() for moment in moments)
     gap = (max(moments) - min(moments)) / max(1, len(moments) - 1)
     return "s" if 2 * fractions > len(moments) and gap < _FAST_GAP_S else "ms"
@@ -260,7 +268,7 @@ def _vllm(reading: Reading) -> list[TraceEntry]:
         if request.arrival_time_ns is not None:
             arrival: float | None = _Seconds(request.arrival_time_ns / 1e9)
         else:
-            arrival = _moment(request.timestamp)
+            arrival = _moment_of(item, request.timestamp)
         return _prompt(chain, text, answer_length, arrival, reading.block_tokens)
 
     prompts = list(_prompts(reading, json_items(reading.path), prompt))
@@ -286,11 +294,12 @@ def _openai(reading: Reading) -> list[TraceEntry]:
 
     def prompt(item: object) -> TraceEntry:
         if isinstance(item, dict) and "body" in item:
-            chat = _convert(item, _Batched, _WHAT["openai"]).body
+            batched = _convert(item, _Batched, _WHAT["openai"])
+            chat, timestamp = batched.body, batched.timestamp
         else:
-            chat = _convert(item, _Chat, _WHAT["openai"])
+            chat, timestamp = _convert(item, _Chat, _WHAT["openai"]), None
         turns, output = chat.messages, chat.max_completion_tokens or chat.max_tokens or 1
-        arrival = _moment(chat.timestamp)
+        arrival = _moment_of(item, chat.timestamp if timestamp is None else timestamp)
         if chat.prompt and not turns:
             return _prompt(chain, chat.prompt, output, arrival, reading.block_tokens)
         if len(turns) > 1 and turns[-1].role == "assistant":
@@ -311,6 +320,15 @@ class _Seconds(float):
 
 class _Date(_Seconds):
     """A moment of the calendar."""
+
+
+def _moment_of(item: object, timestamp: float | str | None) -> float | None:
+    """Return an item's time. Raises TraceError if it has one by a name that is not read."""
+    if timestamp is None and isinstance(item, dict):
+        for name in item:
+            if item[name] is not None and _TIME_NAMES.search(name):
+                raise TraceError(f"{name} is not read; name the time timestamp, or remove it")
+    return _moment(timestamp)
 
 
 def _moment(value: float | str | None) -> float | None:
@@ -413,7 +431,9 @@ def _check(prompt: TraceEntry) -> None:
             f"it, or give it 1 to {_TOKENS_MAX} in"
         )
     if prompt.arrival_s is not None and not 0 <= prompt.arrival_s < _TIME_MAX:
-        raise TraceError(f"time {prompt.arrival_s} is below 0, or not finite; remove the request")
+        raise TraceError(
+            f"time {prompt.arrival_s:g} is not from 0 to {_TIME_MAX:g}; give seconds or ms"
+        )
 
 
 def _convert(item: object, kind: type[_T], what: str) -> _T:

@@ -730,17 +730,30 @@ def test_a_batch_of_completions_is_read(tmp_path: Path) -> None:
     assert trace.blocks() == [[0, 1]] * 3 + [[2, 3]]
 
 
-@pytest.mark.parametrize("form", ["mooncake", "vllm", "openai"])
-def test_times_since_1970_in_milliseconds_are_recognized(tmp_path: Path, form: str) -> None:
-    path = tmp_path / "trace.jsonl"
-    item = {
-        "mooncake": {"input_length": 1024, "output_length": 1, "hash_ids": [1, 2]},
-        "vllm": {"prompt": "text", "output_tokens": 1},
-        "openai": {"messages": [{"role": "user", "content": "text"}]},
-    }[form]
-    times = (1_764_000_000_000, 1_764_000_002_500)
-    path.write_text("".join(json.dumps({"timestamp": at, **item}) + "\n" for at in times))
-    trace = load_trace(path)
-    assert trace.reading is not None
-    assert (trace.reading.form, trace.reading.time_unit) == (form, "ms")
-    assert trace.arrival_s == pytest.approx([0, 2.5])
+TIMED = {
+    "mooncake": {"input_length": 1024, "output_length": 1, "hash_ids": [1, 2]},
+    "vllm": {"prompt": "text", "output_tokens": 1},
+    "openai": {"messages": [{"role": "user", "content": "text"}]},
+    "a batch": {"body": {"messages": [{"role": "user", "content": "text"}]}},
+}
+
+
+def timed(folder: Path, form: str, name: str, times: tuple[int, ...]) -> Trace:
+    path = folder / "trace.jsonl"
+    path.write_text("".join(json.dumps({name: at, **TIMED[form]}) + "\n" for at in times))
+    return load_trace(path)
+
+
+@pytest.mark.parametrize(("unit", "scale"), [("s", 1), ("ms", 1000)])
+@pytest.mark.parametrize("form", TIMED)
+def test_times_since_1970_are_recognized(tmp_path: Path, form: str, unit: str, scale: int) -> None:
+    trace = timed(tmp_path, form, "timestamp", (1_764_000_000 * scale, 1_764_000_002 * scale))
+    assert trace.reading is not None and trace.reading.time_unit == unit
+    assert trace.arrival_s == [0, 2]
+
+
+@pytest.mark.parametrize("form", ["vllm", "openai", "a batch"])
+@pytest.mark.parametrize("name", ["arrival_time", "created"])
+def test_a_time_by_another_name_is_refused(tmp_path: Path, form: str, name: str) -> None:
+    with pytest.raises(TraceError, match=f"{name} is not read; name the time timestamp"):
+        timed(tmp_path, form, name, (0, 1))
