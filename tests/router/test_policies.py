@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -35,7 +35,7 @@ from beluga.router import (
     settings_of,
 )
 from beluga.router.costs import ModelCosts
-from beluga.router.policies.cached import CacheAware, CacheAwareTree, Linear, LMetric, SentPrefixes
+from beluga.router.policies.cached import CacheAware, CacheAwareTree, Linear, SentPrefixes
 from beluga.router.policies.timed import LeastCost, MinTtft
 
 QUERY = Query(isl=160, block_size=16, hashes=range(10), sequence=range(10))
@@ -138,19 +138,25 @@ def test_defaults_are_in_the_range_of_their_setting(name: str) -> None:
 
 
 BLIND_QUERY = Query(isl=160, block_size=16)
+ISL_64 = Query(isl=64, block_size=16)
+
+
+def candidate(
+    number: int = 0, held: int = 0, *, new: int = 0, alone: float = 0.0, at: Overlap | None = None,
+    taint: float = 0.0, **load: float,
+) -> Candidate:  # fmt: skip
+    """Make a worker whose device holds ``held`` blocks of the prompt, or with that overlap."""
+    state = Load(**load)  # type: ignore[arg-type]
+    return Candidate(Worker(number), state, at or Overlap(device=held), new, taint, alone)
 
 
 def candidates(*tokens: int) -> list[Candidate]:
     """Make one worker for each count of outstanding tokens, with ids from 1."""
-    return [
-        Candidate(Worker(number), Load(outstanding_tokens=count), Overlap())
-        for number, count in enumerate(tokens, 1)
-    ]
+    return [candidate(number, outstanding_tokens=count) for number, count in enumerate(tokens, 1)]
 
 
-def chosen_ids(name: str, states: list[Candidate], times: int = 200) -> Counter[int]:
-    policy = make_policy(name, seed=3)
-    return Counter(policy.choose(BLIND_QUERY, states).worker.worker_id for _ in range(times))
+def busy(number: int, requests: int = 0, held: int = 0, **load: float) -> Candidate:
+    return candidate(number, held, active_requests=requests, **load)
 
 
 def test_round_robin_selects_each_worker_in_turn() -> None:
@@ -160,33 +166,25 @@ def test_round_robin_selects_each_worker_in_turn() -> None:
     assert order == [1, 2, 3, 1, 2, 3]
 
 
-def test_random_reaches_every_worker() -> None:
-    counts = chosen_ids("random", candidates(9, 0, 5), 600)
-    assert set(counts) == {1, 2, 3}
-    assert min(counts.values()) > 150
-
-
-def test_two_choices_never_selects_the_fullest_worker() -> None:
-    assert set(chosen_ids("two-choices", candidates(9, 0, 5))) == {2, 3}
-    assert set(chosen_ids("two-choices", candidates(7))) == {1}
-
-
-def test_least_tokens_selects_the_least_loaded_worker() -> None:
-    assert set(chosen_ids("least-tokens", candidates(9, 1, 5))) == {2}
-
-
-def test_least_tokens_breaks_ties_by_requests_and_then_at_random() -> None:
-    states = candidates(0, 0, 0)
-    assert set(chosen_ids("least-tokens", states)) == {1, 2, 3}
-    states[0].load.active_requests = 4
-    assert set(chosen_ids("least-tokens", states)) == {2, 3}
-
-
-def candidate(
-    number: int = 0, *, new: int = 0, overlap: Overlap | None = None, **load: float
-) -> Candidate:
-    state = Load(**load)  # type: ignore[arg-type]
-    return Candidate(Worker(number), state, overlap or Overlap(), new)
+@pytest.mark.parametrize(
+    ("name", "states", "chosen"),
+    [
+        ("random", candidates(9, 0, 5), {1, 2, 3}),
+        ("two-choices", candidates(9, 0, 5), {2, 3}),  # never the fullest
+        ("two-choices", candidates(7), {1}),
+        ("least-tokens", candidates(9, 1, 5), {2}),
+        ("least-tokens", candidates(0, 0, 0), {1, 2, 3}),  # ties are drawn, of those
+        ("least-tokens", [busy(1, 4), candidate(2), candidate(3)], {2, 3}),  # few requests
+        ("logit2", candidates(0, 0, 0), {1, 2, 3}),  # there are no metrics
+    ],
+)
+def test_a_policy_draws_among_the_workers_that_it_may_choose(
+    name: str, states: list[Candidate], chosen: set[int]
+) -> None:
+    policy = make_policy(name, seed=3)
+    counts = Counter(policy.choose(BLIND_QUERY, states).worker.worker_id for _ in range(600))
+    assert set(counts) == chosen
+    assert min(counts.values()) > 300 / len(chosen)
 
 
 def cost(query: Query, *states: Candidate, **settings) -> list[float]:
@@ -196,90 +194,67 @@ def cost(query: Query, *states: Candidate, **settings) -> list[float]:
 ISL_64 = Query(isl=64, block_size=16)
 
 
-def test_example_a_cached_beyond_the_prompt() -> None:
-    state = candidate(
-        new=3, overlap=Overlap(device=6), active_prefill_tokens=16, active_decode_blocks=2
-    )
-    assert cost(ISL_64, state, prefill_scale=2) == [7.0]
-    assert cost(ISL_64, state, prefill_scale=2, track_prefill=False) == [5.0]
+ISL_4 = Query(isl=4, block_size=1)
+ISL_128 = Query(isl=128, block_size=16)
+POOL = Matches(held={Worker(0): Overlap(device=2)}, shared=4)
+CACHED_BEYOND = [candidate(0, 6, new=3, active_prefill_tokens=16, active_decode_blocks=2)]
+SERVING = [candidate(0, 4, active_decode_blocks=100, active_requests=4)]
+DECODING = [candidate(0, 3, active_decode_blocks=10)]
+POOLED = [candidate(number, at=POOL.of(Worker(number))) for number in (0, 1)]
+WARM = [candidate(0, 2, active_decode_blocks=3), candidate(1)]
+PREFILLING = [candidate(0, 4, active_prefill_tokens=48), candidate(1)]
+CREDITED = [candidate(0, 4, active_decode_blocks=5), candidate(1)]
 
 
-def test_example_b_requests_cost() -> None:
-    state = candidate(overlap=Overlap(device=4), active_decode_blocks=100, active_requests=4)
-    assert cost(ISL_64, state) == [100]
-    assert cost(ISL_64, state, request_cost=32) == [228]
-
-
-def test_example_c_a_decode_router_credits_decode_blocks() -> None:
-    state = candidate(overlap=Overlap(device=3), active_decode_blocks=10)
-    assert cost(ISL_64, state, decode_router=True, track_prefill=False) == [7.0]
-    assert cost(ISL_64, state, decode_router=True, track_prefill=False, credit=0) == [10]
-
-
-def test_example_d_the_pool_counts_beyond_the_device() -> None:
-    matches = Matches(held={Worker(0): Overlap(device=2)}, shared=4)
-    query = Query(isl=4, block_size=1)
-    states = [candidate(number, overlap=matches.of(Worker(number))) for number in (0, 1)]
-    assert cost(query, *states, shared_credit=0.5) == [1.0, 2.0]
-
-
-def test_example_e_overlap_beats_decode_blocks() -> None:
-    warm = candidate(0, overlap=Overlap(device=2), active_decode_blocks=3)
-    assert cost(ISL_64, warm, candidate(1), prefill_scale=2) == [7, 8]
-
-
-def test_example_f_credit_decays_as_prefills_pile_up() -> None:
-    warm = candidate(0, overlap=Overlap(device=4), active_prefill_tokens=48)
-    assert cost(ISL_64, warm, candidate(1)) == [3, 4]
-    decayed = cost(ISL_64, warm, candidate(1), decay=1)
-    assert decayed == [pytest.approx(4.714, abs=1e-3), 4]
-    choice = make_policy("linear", decay=1).choose(ISL_64, [warm, candidate(1)])
-    assert choice.worker == Worker(1)
-
-
-def test_example_g_credit_above_one() -> None:
-    warm = candidate(0, overlap=Overlap(device=4), active_decode_blocks=5)
-    query = Query(isl=128, block_size=16)
-    assert cost(query, warm, candidate(1)) == [9, 8]
-    assert cost(query, warm, candidate(1), credit=1.5) == [7, 8]
-
-
-def test_tiers_below_the_device_have_their_own_credit() -> None:
-    state = candidate(overlap=Overlap(device=0, host=2, disk=2))
-    assert cost(ISL_64, state) == [2]  # 4 blocks, less 1.5 for the host's and 0.5 for the disk's
-
-
-def test_a_preferred_taint_lowers_the_cost() -> None:
-    state = candidate()
-    state.taint_weight = 1.0
-    assert cost(ISL_64, state) == [pytest.approx(1.8677, abs=1e-4)]  # 4, by exp(-tanh(1)) = 0.4669
+@pytest.mark.parametrize(
+    ("query", "states", "chosen", "expected"),
+    [
+        (ISL_64, CACHED_BEYOND, {"prefill_scale": 2}, [7.0]),
+        (ISL_64, CACHED_BEYOND, {"prefill_scale": 2, "track_prefill": False}, [5.0]),
+        (ISL_64, SERVING, {}, [100]),
+        (ISL_64, SERVING, {"request_cost": 32}, [228]),
+        (ISL_64, DECODING, {"decode_router": True, "track_prefill": False}, [7.0]),
+        (ISL_64, DECODING, {"decode_router": True, "track_prefill": False, "credit": 0}, [10]),
+        (ISL_4, POOLED, {"shared_credit": 0.5}, [1.0, 2.0]),  # the pool counts beyond the device
+        (ISL_64, WARM, {"prefill_scale": 2}, [7, 8]),
+        (ISL_64, PREFILLING, {}, [3, 4]),
+        (ISL_64, PREFILLING, {"decay": 1}, [4.7143, 4]),
+        (ISL_128, CREDITED, {}, [9, 8]),
+        (ISL_128, CREDITED, {"credit": 1.5}, [7, 8]),
+        # 4 blocks, less 1.5 for the host's and 0.5 for the disk's
+        (ISL_64, [candidate(at=Overlap(device=0, host=2, disk=2))], {}, [2]),
+        # 4, by exp(-tanh(1)) = 0.4669
+        (ISL_64, [candidate(taint=1.0)], {}, [1.8677]),
+    ],
+)
+def test_linear_costs_what_its_formula_says(
+    query: Query, states: list[Candidate], chosen: dict[str, Any], expected: list[float]
+) -> None:
+    assert cost(query, *states, **chosen) == pytest.approx(expected, abs=1e-4)
+    choice = make_policy("linear", **chosen).choose(query, states)
+    assert choice.worker.worker_id == expected.index(min(expected))
 
 
 @st.composite
-def pool_states(draw: st.DrawFn) -> tuple[Query, list[Candidate], int]:
+def pool_states(draw: st.DrawFn) -> tuple[Query, list[Candidate]]:
     """Workers with equal overlap on their devices, and the rest of the prompt in the pool."""
     blocks = draw(st.integers(1, 30))
     device = draw(st.integers(0, blocks))
-    shared = draw(st.integers(0, blocks - device))
+    overlap = Overlap(device=device, shared=draw(st.integers(0, blocks - device)))
     loads = draw(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 500)), min_size=2))
     states = [
-        candidate(
-            number,
-            overlap=Overlap(device=device, shared=shared),
-            active_prefill_tokens=tokens,
-            active_decode_blocks=decode,
-        )
+        candidate(number, at=overlap, active_prefill_tokens=tokens, active_decode_blocks=decode)
         for number, (tokens, decode) in enumerate(loads)
     ]
-    return Query(isl=blocks * 16, block_size=16), states, device + shared
+    return Query(isl=blocks * 16, block_size=16), states
 
 
 @settings(deadline=None)
 @given(pool_states())
 def test_on_a_pool_as_good_as_local_memory_linear_only_balances_load(
-    drawn: tuple[Query, list[Candidate], int],
+    drawn: tuple[Query, list[Candidate]],
 ) -> None:
-    query, states, _ = drawn
+    query, states = drawn
     costs = cost(query, *states, shared_credit=1.0)
     blind = cost(query, *states, credit=0, host_credit=0, disk_credit=0)
     loads = [c.load.active_prefill_tokens / 16 + c.load.active_decode_blocks for c in states]
@@ -288,63 +263,48 @@ def test_on_a_pool_as_good_as_local_memory_linear_only_balances_load(
     assert [c - lowest for c in costs] == pytest.approx([x - min(loads) for x in loads], abs=1e-6)
 
 
-def test_lmetric_multiplies_prefill_and_decode() -> None:
-    state = candidate(new=3, overlap=Overlap(device=1), active_decode_blocks=2)
-    choice = LMetric().choose(ISL_64, [state])
-    assert choice.cost == 18  # 3 blocks to prefill, times 2 + 3 + 1 decode blocks
-
-
-def test_logit2_is_twice_the_hits_less_usage_and_queue() -> None:
-    states = [
-        candidate(0, overlap=Overlap(device=2), gpu_cache_usage_perc=0.5, num_requests_waiting=4),
-        candidate(1, gpu_cache_usage_perc=0.1, num_requests_waiting=1),
-    ]
-    choice = make_policy("logit2").choose(ISL_64, states)
-    assert choice.worker == Worker(1)  # 2 * 0.5 - 0.5 - 1 = -0.5 against -0.1 - 0.25 = -0.35
-    assert choice.cost == pytest.approx(0.35)
-    states[0].overlap.device = 3
-    assert make_policy("logit2").choose(ISL_64, states).worker == Worker(0)
-
-
-def test_logit2_without_any_metrics_draws_at_random() -> None:
-    policy = make_policy("logit2", seed=1)
-    states = [candidate(number) for number in range(3)]
-    assert {policy.choose(ISL_64, states).worker.worker_id for _ in range(60)} == {0, 1, 2}
-
-
 ARTICLE = {1: 3, 2: 2, 3: 1}  # the scores of find_matches in the Dynamo KV router article
 
 
 @pytest.mark.parametrize("name", ["logit2", "alpha-gamma", "linear", "lmetric", "cache-aware"])
 def test_the_scores_of_the_article_select_worker_1(name: str) -> None:
-    states = [
-        candidate(worker_id, overlap=Overlap(device=blocks), kv_total_blocks=100)
-        for worker_id, blocks in ARTICLE.items()
-    ]
+    states = [candidate(number, held, kv_total_blocks=100) for number, held in ARTICLE.items()]
     choice = make_policy(name).choose(ISL_64, states)
-    assert choice.worker == Worker(1)
-    assert choice.hit_rate == 0.75
+    assert (choice.worker, choice.hit_rate) == (Worker(1), 0.75)
 
 
-def test_alpha_gamma_weighs_load_more_when_loads_differ() -> None:
-    states = [
-        candidate(0, overlap=Overlap(device=4), kv_active_blocks=90, kv_total_blocks=100),
-        candidate(1, kv_active_blocks=10, kv_total_blocks=100),
-    ]
-    choice = make_policy("alpha-gamma").choose(ISL_64, states)
-    assert choice.worker == Worker(1)  # 0.7 * -0.4 + 0.3 * 1 = 0.02 against 0.7 * 0.4 = 0.28
-    assert choice.cost == pytest.approx(0.02)
-    states[0].load.kv_active_blocks = states[1].load.kv_active_blocks = 50
-    states[0].overlap.device = 2
-    level = make_policy("alpha-gamma").choose(ISL_64, states)
-    assert (level.worker, level.cost) == (Worker(0), pytest.approx(0.7 * 0.5))
-    states[0].load.request_active_slots, states[0].load.request_total_slots = 1, 4
-    slots = make_policy("alpha-gamma").choose(ISL_64, states)
-    assert slots.cost == pytest.approx(0.7 * 0.5 + 0.1 * 0.25)
+def used(number: int, held: int, blocks: int, **load: float) -> Candidate:
+    return candidate(number, held, kv_active_blocks=blocks, kv_total_blocks=100, **load)
+
+
+FULLER = {"gpu_cache_usage_perc": 0.5, "num_requests_waiting": 4}
+SLOTS = {"request_active_slots": 1, "request_total_slots": 4}
+QUEUED = candidate(1, gpu_cache_usage_perc=0.1, num_requests_waiting=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "states", "worker", "expected"),
+    [
+        # 3 blocks to prefill, times 2 + 3 + 1 decode blocks
+        ("lmetric", [candidate(0, 1, new=3, active_decode_blocks=2)], 0, 18),
+        # twice the hits less usage and queue: 2 * 0.5 - 0.5 - 1 = -0.5 against -0.1 - 0.25
+        ("logit2", [candidate(0, 2, **FULLER), QUEUED], 1, 0.35),
+        ("logit2", [candidate(0, 3, **FULLER), QUEUED], 0, 0.0),
+        # Load weighs more if loads differ: 0.7 * -0.4 + 0.3 * 1 = 0.02 against 0.7 * 0.4 = 0.28.
+        ("alpha-gamma", [used(0, 4, 90), used(1, 0, 10)], 1, 0.02),
+        ("alpha-gamma", [used(0, 2, 50), used(1, 0, 50)], 0, 0.7 * 0.5),
+        ("alpha-gamma", [used(0, 2, 50, **SLOTS), used(1, 0, 50)], 0, 0.7 * 0.5 + 0.1 * 0.25),
+    ],
+)
+def test_the_cost_of_the_chosen_worker_is_as_computed_by_hand(
+    name: str, states: list[Candidate], worker: int, expected: float
+) -> None:
+    choice = make_policy(name).choose(ISL_64, states)
+    assert (choice.worker, choice.cost) == (Worker(worker), pytest.approx(expected))
 
 
 def test_alpha_gamma_skips_full_workers() -> None:
-    full = candidate(0, overlap=Overlap(device=4), kv_active_blocks=100, kv_total_blocks=100)
+    full = used(0, 4, 100)
     slots = candidate(1, request_active_slots=8, request_total_slots=8)
     policy = make_policy("alpha-gamma")
     assert policy.choose(ISL_64, [full, slots, candidate(2)]).worker == Worker(2)
@@ -371,50 +331,36 @@ def test_equal_costs_are_drawn_uniformly() -> None:
 FOUR_BLOCKS = Query(isl=64, block_size=16, hashes=(1, 2, 3, 4))
 
 
-def busy(number: int, requests: int = 0, held: int = 0, **load: float) -> Candidate:
-    state = Load(active_requests=requests, **load)  # type: ignore[arg-type]
-    return Candidate(Worker(number), state, Overlap(device=held))
-
-
-def test_cache_aware_selects_the_longest_match_while_loads_are_balanced() -> None:
-    states = [
-        busy(0, 30, held=1),
-        busy(1, 40, held=3),
-        busy(2, 20),
-    ]
-    assert CacheAware().choose(FOUR_BLOCKS, states).worker == Worker(1)
+@pytest.mark.parametrize(
+    ("states", "chosen"),
+    [
+        ([busy(0, 30, 1), busy(1, 40, 3), busy(2, 20)], 1),  # the longest match, if balanced
+        # of equal matches the least load, then the smaller tree
+        ([busy(0, 2, 2), used(1, 2, 9, active_requests=1), used(2, 2, 5, active_requests=1)], 2),
+        ([busy(0, 2), busy(1, 1)], 1),  # the least load, without a match
+    ],
+)
+def test_cache_aware_selects_by_match_load_and_tree(states: list[Candidate], chosen: int) -> None:
+    assert CacheAware().choose(FOUR_BLOCKS, states).worker == Worker(chosen)
 
 
 @pytest.mark.parametrize(
-    ("requests", "apart"), [((0, 32), False), ((0, 33), True), ((400, 440), False)]
+    ("chosen", "states", "apart"),
+    [
+        ({}, [busy(0, 0), busy(1, 32, 4)], False),
+        ({}, [busy(0, 0), busy(1, 33, 4)], True),
+        ({}, [busy(0, 400), busy(1, 440, 4)], False),
+        ({}, [busy(0, 1), busy(1, gpu_cache_usage_perc=0.95, held=4)], False),
+        ({"usage_spread": 0.5}, [busy(0, 1), busy(1, 2, 4, gpu_cache_usage_perc=0.95)], True),
+        ({"usage_ceiling": 0.9}, [busy(0, 1), busy(1, 2, 4, gpu_cache_usage_perc=0.95)], True),
+    ],
 )
-def test_loads_are_unbalanced_by_both_bounds(requests: tuple[int, int], apart: bool) -> None:
-    states = [busy(0, requests[0]), busy(1, requests[1], held=4)]
-    assert CacheAware().imbalanced(states) is apart
-    assert CacheAware().choose(FOUR_BLOCKS, states).worker == Worker(0 if apart else 1)
-
-
-def test_cache_usage_may_cause_an_imbalance() -> None:
-    states = [busy(0, gpu_cache_usage_perc=0.95, held=4), busy(1, 1)]
-    assert not CacheAware().imbalanced(states)
-    assert CacheAware(usage_spread=0.5).imbalanced(states)
-    assert CacheAware(usage_ceiling=0.9).imbalanced(states)
-    assert CacheAware(usage_ceiling=0.9).choose(FOUR_BLOCKS, states).worker == Worker(
-        0
-    )  # least requests
-
-
-def test_equal_matches_are_decided_by_load_and_then_by_the_smaller_tree() -> None:
-    states = [
-        busy(0, 2, held=2),
-        busy(1, 1, held=2, kv_active_blocks=9),
-        busy(2, 1, held=2, kv_active_blocks=5),
-    ]
-    assert CacheAware().choose(FOUR_BLOCKS, states).worker == Worker(2)
-
-
-def test_without_a_match_the_least_load_wins() -> None:
-    assert CacheAware().choose(FOUR_BLOCKS, [busy(0, 2), busy(1, 1)]).worker == Worker(1)
+def test_the_least_load_is_chosen_if_loads_or_cache_usage_are_unbalanced(
+    chosen: dict[str, float], states: list[Candidate], apart: bool
+) -> None:
+    policy = CacheAware(**chosen)
+    assert policy.imbalanced(states) is apart
+    assert policy.choose(FOUR_BLOCKS, states).worker == Worker(0 if apart else 1)
 
 
 def test_the_tree_records_sent_prompts() -> None:
@@ -488,10 +434,7 @@ def by_tokens(query: Query, state: Candidate, fetched: int) -> Estimate:
 
 
 def test_min_ttft_adds_queue_and_prefill() -> None:
-    states = [
-        busy(0, held=4, outstanding_tokens=50),
-        busy(1, outstanding_tokens=0),
-    ]
+    states = [busy(0, held=4, outstanding_tokens=50), busy(1, outstanding_tokens=0)]
     choice = MinTtft(estimator=by_tokens).choose(FOUR_BLOCKS, states)
     assert (choice.worker, choice.cost) == (Worker(0), 50)
     states[0].load.outstanding_tokens = 70
@@ -560,11 +503,8 @@ def query_of(blocks: int = 20, usual: Usual = LEARNED) -> Query:
     return Query(10 * blocks, 10, hashes, hashes, usual=usual)
 
 
-def at_worker(
-    number: int, overlap: Overlap | None = None, new: int = 20, alone: float = 0.0, **load: float
-) -> Candidate:
-    state = Load(**load)  # type: ignore[arg-type]
-    return Candidate(Worker(number), state, overlap or Overlap(), new, held_alone=alone)
+def at_worker(number: int, at: Overlap | None = None, new: int = 20, **load: float) -> Candidate:
+    return candidate(number, at=at, new=new, **load)
 
 
 def least_cost(
@@ -596,16 +536,27 @@ def delay(free: float, new: float, followers: float, change: float = 0.0) -> flo
     return followers * 8.0 / 100 * (missing(free - new, spread) - missing(free, spread))
 
 
-def test_an_idle_worker_costs_the_prefill() -> None:
-    assert least_cost(at_worker(0)) == pytest.approx(0.202)
+POOL_10 = Overlap(shared=10)
 
 
-def test_a_request_for_any_worker_is_not_delayed() -> None:
-    """A request that needs the same space on every worker does not delay later ones, however full a
-    worker is.
-    """
-    full = at_worker(0, active_decode_blocks=80)
-    assert least_cost(full, others=[crowded(1)]) == pytest.approx(0.202)
+@pytest.mark.parametrize(
+    ("state", "others", "expected"),
+    [
+        (at_worker(0), [], 0.202),  # the prefill
+        # A request that needs the same space on every worker does not delay later ones, however
+        # full a worker is.
+        (at_worker(0, active_decode_blocks=80), [crowded(1)], 0.202),
+        (at_worker(0, Overlap(device=10)), [], 0.102),
+        (at_worker(0, POOL_10), [], 1.0 + 0.102),  # blocks of the pool take the link,
+        (at_worker(0, POOL_10, prefill_s=3.0), [], 3.0 + 0.102),  # during earlier prefills
+        # A running request holds the prefix, which needs no more HBM: half a step, and the prefill.
+        (at_worker(0, new=0, active_decode_blocks=95, active_requests=1), [], 0.001 + 0.202),
+    ],
+)
+def test_a_request_that_delays_no_other_costs_its_own_time(
+    state: Candidate, others: list[Candidate], expected: float
+) -> None:
+    assert least_cost(state, others=others) == pytest.approx(expected)
 
 
 def test_a_request_bound_to_workers_is_delayed() -> None:
@@ -655,61 +606,53 @@ def test_the_change_of_space_is_derived_before_any_request_has_ended() -> None:
 
 def test_long_residence_of_blocks_adds_to_the_cost() -> None:
     """Blocks that other requests hold need no more space now, but are held longer."""
-    joined = at_worker(0, new=10, alone=2.5, active_decode_blocks=70)
+    joined = candidate(0, new=10, alone=2.5, active_decode_blocks=70)
     # 12.5 blocks here and 20 there: 16.25 on average.
     expected = 0.202 + delay(30, 12.5, 1) * (1 - 12.5 / 16.25)
     assert least_cost(joined, others=[crowded(1)]) == pytest.approx(expected, rel=1e-4)
     # They need no space: 10 blocks are free. For 12, one of 4 requests has to end, which takes 2 s
     # and not half a step.
-    fits = at_worker(0, new=10, alone=2.5, active_decode_blocks=90, active_requests=4)
+    fits = candidate(0, new=10, alone=2.5, active_decode_blocks=90, active_requests=4)
     full = at_worker(0, new=12, active_decode_blocks=90, active_requests=4)
     assert least_cost(full) - least_cost(fits) == pytest.approx(2.0 - 0.001, rel=1e-4)
 
 
-def test_blocks_on_the_device_are_free_and_those_of_the_pool_take_the_link() -> None:
-    assert least_cost(at_worker(0, Overlap(device=10))) == pytest.approx(0.102)
-    assert least_cost(at_worker(0, Overlap(shared=10))) == pytest.approx(1.0 + 0.102)
+FULL = {"active_decode_blocks": 88, "active_requests": 4}
 
 
-def test_copies_run_during_earlier_prefills() -> None:
-    waiting = at_worker(0, Overlap(shared=10), prefill_s=3.0)
-    assert least_cost(waiting) == pytest.approx(3.0 + 0.102)
+@pytest.mark.parametrize(
+    ("state", "roomier", "expected"),
+    [
+        # 4 requests of 22 blocks run. 8 blocks are missing, and one of the 4 ends each 2 s.
+        (at_worker(0, **FULL), at_worker(0, active_decode_blocks=80, active_requests=4), 2.0),
+        # The reported count includes blocks of outputs.
+        (
+            at_worker(0, active_decode_blocks=40, kv_active_blocks=95, active_requests=4),
+            at_worker(0, active_decode_blocks=40, active_requests=4),
+            2.0,
+        ),
+        # 8 requests of 22 blocks were sent, of which 4 run: 96 blocks must become free first.
+        (
+            at_worker(0, active_decode_blocks=176, active_requests=8),
+            at_worker(0),
+            0.96 * 8.0,
+        ),
+    ],
+)
+def test_a_request_that_does_not_fit_waits_until_blocks_are_free(
+    state: Candidate, roomier: Candidate, expected: float
+) -> None:
+    assert least_cost(state) - least_cost(roomier) == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_copy_costs_the_hits_that_it_evicts() -> None:
-    reused = Usual(20.0, 15.0, 1_000_000, 8.0)
-    state = at_worker(0, Overlap(shared=10))
-    assert least_cost(state, query_of(usual=reused)) - least_cost(state) == pytest.approx(
-        0.75 * 1.0
-    )
-
-
-def test_a_request_that_does_not_fit_waits_until_blocks_are_free() -> None:
-    # 4 requests of 22 blocks run. 8 blocks are missing, and one of the 4 ends each 2 s.
-    full = at_worker(0, active_decode_blocks=88, active_requests=4)
-    fits = at_worker(0, active_decode_blocks=80, active_requests=4)
-    assert least_cost(full) - least_cost(fits) == pytest.approx(2.0, rel=1e-3)
-    # 8 requests of 22 blocks were sent, of which 4 run: 96 blocks must become free first.
-    longer = at_worker(0, active_decode_blocks=176, active_requests=8)
-    assert least_cost(longer) == pytest.approx(0.96 * 8.0 + 0.202, rel=1e-4)
-
-
-def test_the_reported_count_of_a_worker_includes_output_blocks() -> None:
-    full = at_worker(0, active_decode_blocks=40, kv_active_blocks=95, active_requests=4)
-    fits = at_worker(0, active_decode_blocks=40, active_requests=4)
-    assert least_cost(full) - least_cost(fits) == pytest.approx(2.0, rel=1e-2)
+    reused, state = query_of(usual=Usual(20.0, 15.0, 1_000_000, 8.0)), at_worker(0, POOL_10)
+    assert least_cost(state, reused) - least_cost(state) == pytest.approx(0.75 * 1.0)
 
 
 def test_the_decode_time_is_assumed_before_any_request_has_ended() -> None:
-    crowded = at_worker(0, active_decode_blocks=95, active_requests=1)
-    assert (
-        least_cost(crowded, query_of(usual=Usual())) > ESTIMATOR.answer_s() == pytest.approx(1.024)
-    )
-
-
-def test_a_prefix_that_a_running_request_holds_needs_no_more_hbm() -> None:
-    sharing = at_worker(0, new=0, active_decode_blocks=95, active_requests=1)
-    assert least_cost(sharing) == pytest.approx(0.001 + 0.202)  # half a step, and the prefill
+    state, unknown = at_worker(0, **FULL | {"active_requests": 1}), query_of(usual=Usual())
+    assert least_cost(state, unknown) > ESTIMATOR.answer_s() == pytest.approx(1.024)
 
 
 def test_the_policy_gets_typical_loads_and_its_prediction_is_stored() -> None:
@@ -757,21 +700,23 @@ def test_every_model_has_a_source_and_fits_its_device() -> None:
         assert model.decode_ms(1, 1000) > model.e > 0
 
 
-def test_an_unknown_model_is_refused() -> None:
-    with pytest.raises(
-        RouterError, match="no costs for the model 'gpt'; choose one of qwen3-32b-h200"
-    ):
-        costs.model_costs("gpt")
-
-
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("call", "message"),
     [
-        ({"bytes_per_s": 0.0}, "bandwidth is 0.0, but must be greater than 0"),
-        ({"host_bytes_per_s": float("nan")}, "local_bandwidth is nan, but must be greater than 0"),
-        ({"step_tokens": 0}, "step_tokens is 0, but must be at least 1"),
+        (
+            lambda: costs.model_costs("gpt"),
+            "no costs for the model 'gpt'; choose one of qwen3-32b-h200",
+        ),
+        (lambda: CostEstimator(bytes_per_s=0.0), "bandwidth is 0.0, but must be greater than 0"),
+        (
+            lambda: CostEstimator(host_bytes_per_s=float("nan")),
+            "local_bandwidth is nan, but must be greater than 0",
+        ),
+        (lambda: CostEstimator(step_tokens=0), "step_tokens is 0, but must be at least 1"),
     ],
 )
-def test_an_estimate_needs_speeds(wrong: dict[str, Any], message: str) -> None:
+def test_an_estimate_needs_a_known_model_and_speeds(
+    call: Callable[[], object], message: str
+) -> None:
     with pytest.raises(RouterError, match=message):
-        CostEstimator(**wrong)
+        call()
