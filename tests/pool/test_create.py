@@ -9,7 +9,7 @@ import hashlib
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,9 @@ from beluga.errors import (
 from beluga.pool import Pool, remove_default, stored_specs, storing_default
 from beluga.pool import create as creation
 from beluga.pool.create import Limit, limits, require_room, room
-from beluga.pool.device import Device, DeviceSpec, examine
+from beluga.pool.device import DeviceSpec, examine
 from beluga.pool.layout import Layout, NewPoolSettings
 from beluga.rpc import nanoseconds
-
-# ---- Create a pool: its options, the space that it needs, and what is refused.
-
 
 NO_LIMIT_V1 = "9223372036854771712"
 
@@ -66,11 +63,12 @@ def sizes_of(directory: Path, root: Path) -> dict[str, int]:
     return {limit.what: limit.size for limit in limits(directory, root=root)}
 
 
-def group_v2(root: Path, name: str, limit: str, current: int, files: int = 0) -> None:
+def group_v2(root: Path, name: str, limit: int | None, current: int, files: int = 0) -> None:
+    """Make a control group; sizes are in MiB."""
     group = root / "sys/fs/cgroup" / name
-    write(group / "memory.max", limit)
-    write(group / "memory.current", str(current))
-    write(group / "memory.stat", f"anon 5\ninactive_file {files}\nactive_file 0\nshmem 7")
+    write(group / "memory.max", "max" if limit is None else str(limit * MIB))
+    write(group / "memory.current", str(current * MIB))
+    write(group / "memory.stat", f"anon 5\ninactive_file {files * MIB}\nactive_file 0\nshmem 7")
 
 
 def test_free_space_is_limited_by_filesystem_and_memory(tmp_path: Path, root: Path) -> None:
@@ -81,27 +79,28 @@ def test_free_space_is_limited_by_filesystem_and_memory(tmp_path: Path, root: Pa
     assert len(sizes) == 2
 
 
-def test_free_space_is_limited_by_every_parent_control_group(tmp_path: Path, root: Path) -> None:
-    write(root / "proc/self/cgroup", "0::/a/b/c")
-    group_v2(root, "a", str(300 * MIB), 200 * MIB)
-    group_v2(root, "a/b", "max", 10 * MIB)
-    group_v2(root, "a/b/c", str(900 * MIB), 10 * MIB)
+@pytest.mark.parametrize(
+    ("process", "groups", "free"),
+    [
+        # Every parent limits it.
+        ("/a/b/c", [("a", 300, 200), ("a/b", None, 10), ("a/b/c", 910, 20)], {"a": 100, "c": 890}),
+        ("/a", [("a", 300, 200, 150)], {"a": 250}),  # the cache of files counts as free
+        # A container's own group has no name in it.
+        ("/only/outside/sees/this", [(".", 100, 36)], {"cgroup": 64}),
+        ("/a", [("a", 100, 120)], {"a": -20}),  # more than full
+    ],
+)
+def test_free_space_is_limited_by_control_groups(
+    tmp_path: Path, root: Path, process: str, groups: list[Any], free: dict[str, int]
+) -> None:
+    write(root / "proc/self/cgroup", f"0::{process}")
+    for group in groups:
+        group_v2(root, *group)
     sizes = sizes_of(tmp_path, root)
-    assert sizes["the memory limit of control group a"] == 100 * MIB
-    assert sizes["the memory limit of control group c"] == 890 * MIB
-    assert room(tmp_path, root=root).size == 90 * MIB
-
-
-def test_file_cache_of_a_control_group_counts_as_free(tmp_path: Path, root: Path) -> None:
-    write(root / "proc/self/cgroup", "0::/a")
-    group_v2(root, "a", str(300 * MIB), 200 * MIB, files=150 * MIB)
-    assert sizes_of(tmp_path, root)["the memory limit of control group a"] == 250 * MIB
-
-
-def test_free_space_is_limited_by_the_containers_control_group(tmp_path: Path, root: Path) -> None:
-    write(root / "proc/self/cgroup", "0::/only/outside/sees/this")
-    group_v2(root, ".", str(100 * MIB), 36 * MIB)
-    assert sizes_of(tmp_path, root)["the memory limit of control group cgroup"] == 64 * MIB
+    limited = {what.split()[-1]: size for what, size in sizes.items() if "control group" in what}
+    assert limited == {name: size * MIB for name, size in free.items()}
+    smallest = max(0.9 * min(limited.values()), 0)
+    assert room(tmp_path, root=root).size == pytest.approx(smallest, abs=8)
 
 
 def test_free_space_is_limited_by_cgroup_v1(tmp_path: Path, root: Path) -> None:
@@ -116,12 +115,6 @@ def test_free_space_is_limited_by_cgroup_v1(tmp_path: Path, root: Path) -> None:
     assert len(sizes) == 3
 
 
-def test_a_full_control_group_leaves_no_space(tmp_path: Path, root: Path) -> None:
-    write(root / "proc/self/cgroup", "0::/a")
-    group_v2(root, "a", str(100 * MIB), 120 * MIB)
-    assert room(tmp_path, root=root).size == 0
-
-
 def test_free_huge_pages_are_the_reserved_ones(tmp_path: Path, root: Path) -> None:
     info = root / "proc/self/mountinfo"
     info.write_text(info.read_text().replace("- tmpfs", "- hugetlbfs"))
@@ -132,7 +125,7 @@ def test_free_huge_pages_are_the_reserved_ones(tmp_path: Path, root: Path) -> No
 
 def test_too_little_room_is_refused_with_figures(tmp_path: Path, root: Path) -> None:
     write(root / "proc/self/cgroup", "0::/a")
-    group_v2(root, "a", str(64 * MIB), 0)
+    group_v2(root, "a", 64, 0)
     require_room(56 * MIB, tmp_path, root=root)
     with refused(NoRoomError, "60 MiB", "57.6 MiB", "control group a", "smaller size"):
         require_room(60 * MIB, tmp_path, root=root)
@@ -287,12 +280,7 @@ def create(*paths: Path, **settings: Any) -> None:
         DeviceMismatchError,
         "3 coherence modes for 2 devices",
     ),
-    (
-        lambda at: create(at / "a", coherence="strict"),
-        PoolError,
-        "'strict'",
-        "hardware, software",
-    ),
+    (lambda at: create(at / "a", coherence="strict"), PoolError, "'strict'", "hardware, software"),
 )
 def test_wrong_devices_and_settings_are_refused(shm: Path, refusal: Refusal) -> None:
     refusal(shm)
@@ -387,14 +375,8 @@ def test_a_file_with_a_pool_in_a_slice_cannot_be_formatted_whole(shm: Path) -> N
     Pool.create([file], device_size=SIZE, force=True).close()
 
 
-# ---- Wrong values and types are refused.
-
-
-FILE_SIZE = 16 << 20
-
-
 def test_prefault_allocates_no_space_in_sparse_files(shm: Path) -> None:
-    with Pool.create([shm / "a"], device_size=FILE_SIZE, sparse=True) as pool:
+    with Pool.create([shm / "a"], device_size=SIZE, sparse=True) as pool:
         before = (shm / "a").stat().st_blocks
         pool.prefault()
         assert (shm / "a").stat().st_blocks == before
@@ -403,7 +385,7 @@ def test_prefault_allocates_no_space_in_sparse_files(shm: Path) -> None:
 def test_a_file_that_cannot_be_removed_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Pool.create([tmp_path / "a"], device_size=FILE_SIZE, sparse=True).close()
+    Pool.create([tmp_path / "a"], device_size=SIZE, sparse=True).close()
 
     def refuse(self: Path, missing_ok: bool = False) -> None:
         raise PermissionError(13, "Permission denied")
@@ -413,10 +395,7 @@ def test_a_file_that_cannot_be_removed_is_reported(
         Pool.destroy([tmp_path / "a"])
 
 
-WRONG: Any = 3
-
-
-@pytest.mark.parametrize("paths", [WRONG, [WRONG], None, b"/dev/shm/a"])
+@pytest.mark.parametrize("paths", [3, [3], None, b"/dev/shm/a"])
 def test_a_device_must_be_a_path(paths: Any) -> None:
     with pytest.raises(
         TypeError, match=r"a device is .*; give a path, as text or a Path, or a DeviceSpec"
@@ -434,63 +413,68 @@ def test_sizes_of_a_pool_must_be_integers(tmp_path: Path, name: str, value: Any)
     assert not (tmp_path / "a").exists()
 
 
-def test_a_time_must_be_a_number() -> None:
-    wrong: Any = "a"
-    with pytest.raises(TypeError, match="a time must be a number of seconds, not 'a'"):
-        nanoseconds(wrong)
-
-
-def test_a_session_requires_a_pool() -> None:
-    wrong: Any = "foo"
-    with pytest.raises(TypeError, match="a session needs a Pool, not 'foo'"):
-        KVCache(wrong, namespace="n")
-    with pytest.raises(TypeError, match="not 'foo'"):
-        Client(wrong)
-    with pytest.raises(TypeError, match="a server needs a Pool, not 'foo'"):
-        IndexServer(wrong)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (nanoseconds, "a time must be a number of seconds, not 'foo'"),
+        (lambda wrong: KVCache(wrong, namespace="n"), "a session needs a Pool, not 'foo'"),
+        (Client, "a session needs a Pool, not 'foo'"),
+        (IndexServer, "a server needs a Pool, not 'foo'"),
+    ],
+)
+def test_a_session_requires_a_pool_and_a_time_a_number(
+    call: Callable[[Any], object], message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        call("foo")
 
 
 GIB = 1 << 30
 KIB = 1 << 10
 
 
-def file_of(folder: Path, name: str, size: int) -> Device:
-    """Return a device that is a file of that size; with none, it does not exist yet."""
-    path = folder / name
-    if size:
-        with path.open("wb") as file:
-            file.truncate(size)
-    return examine(DeviceSpec(path), creating=True)
+def choose_size(folder: Path, files: list[Any], size: int | None) -> int:
+    """Choose the size of devices that are files of those sizes, or a slice of 8 MiB; sizes are in
+    MiB, and a file of none does not exist yet.
+    """
+    devices = []
+    for number, length in enumerate(files):
+        path = folder / str(number)
+        if length:
+            path.touch()
+            os.truncate(path, 64 * MIB if length == "sliced" else length * MIB)
+        spec = DeviceSpec.parse(f"{path}@2M+8M" if length == "sliced" else str(path))
+        devices.append(examine(spec, creating=length != "sliced"))
+    return creation._choose_size(devices, None if size is None else size * MIB)
 
 
-def slice_of(folder: Path, size: int) -> Device:
-    path = folder / "sliced"
-    with path.open("wb") as file:
-        file.truncate(64 * MIB)
-    return examine(DeviceSpec.parse(f"{path}@2M+{size}"))
+@pytest.mark.parametrize(
+    ("files", "size", "expected"),
+    [
+        ([5], 4, 4),
+        ([5], 6, 6),  # a file grows
+        (["sliced"], 8, 8),
+        ([9, 0], None, 8),  # its own size in stripes; a new file has none
+        ([4], None, 4),
+    ],
+)
+def test_a_device_has_the_requested_or_its_own_size(
+    tmp_path: Path, files: list[Any], size: int | None, expected: int
+) -> None:
+    assert choose_size(tmp_path, files, size) == expected * MIB
 
 
-def test_a_device_has_the_requested_size(tmp_path: Path) -> None:
-    small = file_of(tmp_path, "small", 5 * MIB)
-    for size in (4 * MIB, 6 * MIB):
-        assert creation._choose_size([small], size) == size  # a file grows
-    for wrong in (2 * MIB, 5 * MIB, 0):
-        with refused(DeviceSpecError, "multiple of 2 MiB"):
-            creation._choose_size([small], wrong)
-    fixed = slice_of(tmp_path, 8 * MIB)
-    assert creation._choose_size([fixed], 8 * MIB) == 8 * MIB
-    with refused(NoRoomError, "8 MiB", "10 MiB"):
-        creation._choose_size([fixed], 10 * MIB)
-
-
-def test_a_device_has_its_own_size_in_stripes(tmp_path: Path) -> None:
-    partial, new = file_of(tmp_path, "odd", 9 * MIB), file_of(tmp_path, "new", 0)
-    assert creation._choose_size([partial, new], None) == 8 * MIB
-    assert creation._choose_size([file_of(tmp_path, "least", 4 * MIB)], None) == 4 * MIB
-    with refused(NoRoomError, "at least 4 MiB"):
-        creation._choose_size([file_of(tmp_path, "less", 3 * MIB)], None)
-    with refused(DeviceMismatchError, "different sizes"):
-        creation._choose_size([partial, file_of(tmp_path, "other", 12 * MIB)], None)
+@refusals(
+    *(
+        (lambda at, size=size: choose_size(at, [5], size), DeviceSpecError, "multiple of 2 MiB")
+        for size in (2, 5, 0)
+    ),
+    (lambda at: choose_size(at, ["sliced"], 10), NoRoomError, "8 MiB", "10 MiB"),
+    (lambda at: choose_size(at, [3], None), NoRoomError, "at least 4 MiB"),
+    (lambda at: choose_size(at, [9, 12], None), DeviceMismatchError, "different sizes"),
+)
+def test_a_size_that_devices_cannot_have_is_refused(tmp_path: Path, refusal: Refusal) -> None:
+    refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -509,12 +493,11 @@ def test_new_files_share_half_the_room_up_to_4_gib(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, devices: int, size: int | None
 ) -> None:
     monkeypatch.setattr(creation, "room", lambda _: Limit("the test", room))
-    new = [file_of(tmp_path, f"new{number}", 0) for number in range(devices)]
     if size is None:
         with refused(NoRoomError, "the test leaves"):
-            creation._choose_size(new, None)
+            choose_size(tmp_path, [0] * devices, None)
     else:
-        assert creation._choose_size(new, None) == size
+        assert choose_size(tmp_path, [0] * devices, None) == size
 
 
 def test_memory_that_runs_out_leaves_no_file(

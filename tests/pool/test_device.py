@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from devdax import fake_devdax
@@ -121,17 +123,17 @@ def look_at(name: object, *, creating: bool = False) -> None:
     examine(DeviceSpec.parse(str(name)), creating=creating)
 
 
+def new(name: object) -> None:
+    look_at(name, creating=True)
+
+
 @refusals(
     (look_at, DeviceMissingError, "directory"),
     (lambda at: look_at(at / "pipe"), DeviceMissingError, "devdax node or a file"),
     (lambda at: look_at(at / "none"), DeviceMissingError, "no such device"),
-    (lambda at: look_at(at / "none/pool", creating=True), DeviceMissingError, "no directory"),
-    (lambda at: look_at(at / "file/pool", creating=True), DeviceMissingError, "Not a directory"),
-    (
-        lambda at: look_at(f"{at}/none@4MiB+4MiB", creating=True),
-        DeviceMissingError,
-        "truncate -s 8388608",
-    ),
+    (lambda at: new(at / "none/pool"), DeviceMissingError, "no directory"),
+    (lambda at: new(at / "file/pool"), DeviceMissingError, "Not a directory"),
+    (lambda at: new(f"{at}/none@4MiB+4MiB"), DeviceMissingError, "truncate -s 8388608"),
     (lambda at: look_at(f"{at}/file@4MiB+4MiB"), DeviceSpecError, "beyond", "6 MiB"),
 )
 def test_wrong_paths_are_refused(tmp_path: Path, refusal: Refusal) -> None:
@@ -142,27 +144,23 @@ def test_wrong_paths_are_refused(tmp_path: Path, refusal: Refusal) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "same"),
+    ("first", "second", "expected"),
     [
-        ("", "", True),
-        ("@0+4MiB", "", True),
-        ("@0+4MiB", "@2MiB+4MiB", True),
-        ("@4MiB+4MiB", "@0+4MiB", False),
+        ("", "", refused(DeviceMismatchError, "same memory")),
+        ("@0+4MiB", "", refused(DeviceMismatchError, "same memory")),
+        ("@0+4MiB", "@2MiB+4MiB", refused(DeviceMismatchError, "same memory")),
+        ("@4MiB+4MiB", "@0+4MiB", contextlib.nullcontext()),
     ],
 )
-def test_overlap_is_refused(tmp_path: Path, first: str, second: str, same: bool) -> None:
+def test_overlap_is_refused(
+    tmp_path: Path, first: str, second: str, expected: contextlib.AbstractContextManager[None]
+) -> None:
     (tmp_path / "file").touch()
     os.truncate(tmp_path / "file", 16 * MIB)
     (tmp_path / "link").symlink_to(tmp_path / "file")
-    devices = [
-        examine(DeviceSpec.parse(f"{tmp_path}/file{first}")),
-        examine(DeviceSpec.parse(f"{tmp_path}/link{second}")),
-    ]
-    if same:
-        with refused(DeviceMismatchError, "same memory"):
-            refuse_twice(devices)
-    else:
-        refuse_twice(devices)
+    names = (f"{tmp_path}/file{first}", f"{tmp_path}/link{second}")
+    with expected:
+        refuse_twice([examine(DeviceSpec.parse(name)) for name in names])
 
 
 def test_file_without_permission_is_refused(shm: Path) -> None:
@@ -183,7 +181,7 @@ def test_file_without_permission_is_refused(shm: Path) -> None:
 # tests/hosts.
 
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+KIB, GIB = 1 << 10, 1 << 30
 NODE = "/dev/null"
 
 
@@ -191,63 +189,41 @@ def look(sysfs: Path, name: str = NODE) -> Device:
     return examine(DeviceSpec.parse(name), sysfs=sysfs)
 
 
+def look_dax(at: Path, name: str = NODE, **attributes: Any) -> Device:
+    return look(fake_devdax(at, NODE, **attributes), name)
+
+
 def test_size_and_node_are_from_sysfs(tmp_path: Path) -> None:
-    device = look(fake_devdax(tmp_path, NODE, size=254 * MIB))
+    device = look_dax(tmp_path, size=254 * MIB)
     assert (device.kind, device.size, device.node) == ("devdax", 254 * MIB, 1)
+    assert look(tmp_path, f"{NODE},link=cxl1,node=0").node == 0
+    (tmp_path / "bus/dax/devices/dax0.0/numa_node").write_text("-1\n")
+    assert look(tmp_path).node is None
 
 
 def test_small_pages_leave_a_partial_stripe_unused(tmp_path: Path) -> None:
-    sysfs = fake_devdax(tmp_path, NODE, size=255 * MIB, align=4 * KIB)
-    assert look(sysfs).size == 254 * MIB
+    assert look_dax(tmp_path, size=255 * MIB, align=4 * KIB).size == 254 * MIB
 
 
-def test_the_specified_node_is_used(tmp_path: Path) -> None:
-    assert look(fake_devdax(tmp_path, NODE), f"{NODE},link=cxl1,node=0").node == 0
-
-
-def test_unknown_node_is_none(tmp_path: Path) -> None:
-    sysfs = fake_devdax(tmp_path, NODE)
-    (sysfs / "bus/dax/devices/dax0.0/numa_node").write_text("-1\n")
-    assert look(sysfs).node is None
+RECONFIGURE = "daxctl reconfigure-device --mode=devdax dax0.0"
+UNEVEN = "not a multiple of its alignment of 2 MiB"
 
 
 @refusals(
+    (lambda at: look_dax(at, f"{NODE}@254MiB+4MiB"), DeviceSpecError, "beyond"),
+    (lambda at: look_dax(at, driver="kmem"), DeviceBusyError, "kernel", RECONFIGURE),
     (
-        lambda at: look(fake_devdax(at, NODE), f"{NODE}@254MiB+4MiB"),
-        DeviceSpecError,
-        "beyond",
-    ),
-    (
-        lambda at: look(fake_devdax(at, NODE, driver="kmem")),
-        DeviceBusyError,
-        "kernel",
-        "daxctl reconfigure-device --mode=devdax dax0.0",
-    ),
-    (
-        lambda at: look(fake_devdax(at, NODE, driver=None)),
+        lambda at: look_dax(at, driver=None),
         DeviceBusyError,
         "no driver is bound to it",
-        "daxctl reconfigure-device --mode=devdax dax0.0",
+        RECONFIGURE,
     ),
-    (
-        lambda at: look(fake_devdax(at, NODE, size=GIB, align=GIB)),
-        DeviceSpecError,
-        "1 GiB",
-        "--align=2M",
-    ),
-    (lambda at: look(fake_devdax(at, NODE, align=0)), DeviceSpecError, "2 MiB is needed"),
-    (
-        lambda at: look(fake_devdax(at, NODE, size=255 * MIB)),
-        DeviceSpecError,
-        "not a multiple of its alignment of 2 MiB",
-    ),
-    (
-        lambda at: look(fake_devdax(at, NODE, size=254 * MIB + 4 * KIB)),
-        DeviceSpecError,
-        "not a multiple of its alignment of 2 MiB",
-    ),
-    (lambda at: look(fake_devdax(at, NODE, size=0)), DeviceSpecError, "at least 4 MiB"),
-    (lambda at: look(fake_devdax(at, NODE, size=2 * MIB)), DeviceSpecError, "at least 4 MiB"),
+    (lambda at: look_dax(at, size=GIB, align=GIB), DeviceSpecError, "1 GiB", "--align=2M"),
+    (lambda at: look_dax(at, align=0), DeviceSpecError, "2 MiB is needed"),
+    (lambda at: look_dax(at, size=255 * MIB), DeviceSpecError, UNEVEN),
+    (lambda at: look_dax(at, size=254 * MIB + 4 * KIB), DeviceSpecError, UNEVEN),
+    (lambda at: look_dax(at, size=0), DeviceSpecError, "at least 4 MiB"),
+    (lambda at: look_dax(at, size=2 * MIB), DeviceSpecError, "at least 4 MiB"),
     (lambda at: look(fake_devdax(at, "/dev/zero")), DeviceMissingError, "not a devdax node"),
     (look, DeviceMissingError, "not a devdax node", "is sysfs mounted"),
 )

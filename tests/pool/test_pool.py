@@ -42,9 +42,6 @@ from beluga.pool import Pool, emulated_paths, survey
 from beluga.pool import create as creation
 from beluga.pool.layout import NewPoolSettings
 
-# ---- Open pools, and their attachments.
-
-
 SIZE = 8 * MIB
 
 
@@ -85,35 +82,30 @@ def after(change: Callable[[list[Path]], object]) -> Callable[[list[Path]], obje
     return lambda pool: (change(pool), Pool.open(pool))
 
 
+def cut(size: int) -> Callable[[list[Path]], object]:
+    return after(lambda pool: os.truncate(pool[1], size))
+
+
+def wrong(offset: int, data: bytes) -> Callable[[list[Path]], object]:
+    return after(lambda pool: overwrite(pool[0], offset, data))
+
+
+def open_with_a_copy(pool: list[Path]) -> None:
+    Pool.open([*pool, shutil.copy(pool[0], pool[0].with_name("copy"))])
+
+
 @refusals(
     (lambda pool: Pool.open([]), PoolError, "1 to 64 devices"),
     (lambda pool: Pool.open(pool[:1]), DeviceMismatchError, "2 devices", "device 1 "),
     (lambda pool: Pool.open([pool[0], pool[0]]), DeviceMismatchError, "same memory"),
-    (
-        lambda pool: Pool.open([*pool, shutil.copy(pool[0], pool[0].with_name("copy"))]),
-        DeviceMismatchError,
-        "copy",
-    ),
+    (open_with_a_copy, DeviceMismatchError, "copy"),
     (after(lambda pool: pool[1].unlink()), DeviceMissingError, "pool.1"),
-    (
-        after(lambda pool: os.truncate(pool[1], SIZE - 4096)),
-        DeviceTruncatedError,
-        "pool.1",
-        str(SIZE),
-    ),
-    (after(lambda pool: os.truncate(pool[1], 100)), SuperblockDamagedError, "pool.1"),
-    (after(lambda pool: os.truncate(pool[1], 0)), DeviceForeignError, "pool.1", "--create"),
-    (
-        after(lambda pool: overwrite(pool[0], 0, os.urandom(4096))),
-        DeviceForeignError,
-        "something other",
-    ),
-    (after(lambda pool: overwrite(pool[0], 64, b"\xff\xff")), SuperblockDamagedError, "pool.0"),
-    (
-        after(lambda pool: overwrite(pool[0], 8, (99).to_bytes(4, "little"))),
-        FormatError,
-        "99",
-    ),
+    (cut(SIZE - 4096), DeviceTruncatedError, "pool.1", str(SIZE)),
+    (cut(100), SuperblockDamagedError, "pool.1"),
+    (cut(0), DeviceForeignError, "pool.1", "--create"),
+    (wrong(0, os.urandom(4096)), DeviceForeignError, "something other"),
+    (wrong(64, b"\xff\xff"), SuperblockDamagedError, "pool.0"),
+    (wrong(8, (99).to_bytes(4, "little")), FormatError, "99"),
 )
 def test_other_devices_than_the_pools_are_refused(pool: list[Path], refusal: Refusal) -> None:
     refusal(pool)
@@ -243,36 +235,31 @@ def test_slices_of_one_file_are_pools_of_their_own(shm: Path) -> None:
         Pool.open([file])
 
 
-def test_each_device_may_have_its_own_coherence(two: list[Path]) -> None:
-    named = ["software", "hardware"]
-    Pool.create(two, device_size=SIZE, sparse=True, coherence=named).close()
-    with Pool.open(two[::-1]) as pool:
-        assert [device.coherence for device in pool.devices] == named
-
-
 @pytest.mark.parametrize(
     ("named", "recorded"),
-    [(None, "hardware"), ("hardware", "hardware"), ("software", "software")],
+    [
+        (None, ["hardware"] * 2),
+        ("hardware", ["hardware"] * 2),
+        ("software", ["software"] * 2),
+        (["software", "hardware"], ["software", "hardware"]),
+    ],
 )
-def test_coherence_is_recorded(two: list[Path], named: str | None, recorded: str) -> None:
-    Pool.create(two, device_size=SIZE, sparse=True, coherence=named).close()
-    with Pool.open(two) as pool:
-        assert {device.coherence for device in pool.devices} == {recorded}
+@pytest.mark.parametrize("interleave", [True, False])
+def test_coherence_and_interleaving_are_recorded(
+    two: list[Path], named: Any, recorded: list[str], interleave: bool
+) -> None:
+    options = {"sparse": True, "coherence": named, "interleave": interleave}
+    Pool.create(two, device_size=SIZE, **options).close()
+    with Pool.open(two[::-1]) as pool:
+        assert [device.coherence for device in pool.devices] == recorded
+        assert pool.geometry.interleaved == interleave
 
 
-def test_concatenation_is_recorded(two: list[Path]) -> None:
-    Pool.create(two, device_size=SIZE, sparse=True, interleave=False).close()
-    with Pool.open(two) as pool:
-        assert not pool.geometry.interleaved
-
-
-def test_views_have_the_specified_values(two: list[Path]) -> None:
-    Pool.create(two, device_size=SIZE, sparse=True).close()
-    with Pool.open([f"{two[0]},link=cxl0,node=0", two[1]]) as pool:
-        assert (pool.devices[0].link, pool.devices[0].node) == ("cxl0", 0)
-        assert (pool.devices[1].link, pool.devices[1].node) == (None, None)
-        assert pool.devices[1].stripe_count == 4
-        assert pool.devices[1].kind == "file"
+def test_views_have_the_specified_values(pool: list[Path]) -> None:
+    with Pool.open([f"{pool[0]},link=cxl0,node=0", pool[1]]) as opened:
+        first, second = opened.devices
+        assert (first.link, first.node, second.link, second.node) == ("cxl0", 0, None, None)
+        assert (second.stripe_count, second.kind) == (4, "file")
 
 
 def in_child(body: Callable[[], object]) -> int:
@@ -320,13 +307,10 @@ def test_a_destroyed_pool_cannot_be_opened(two: list[Path]) -> None:
         Pool.open(two)
 
 
-def test_damaged_pool_can_be_destroyed(two: list[Path]) -> None:
-    Pool.create(two, device_size=SIZE, sparse=True).close()
-    with two[0].open("r+b") as file:
-        file.seek(64)
-        file.write(b"\xff")
-    Pool.destroy(two)
-    assert not two[0].exists()
+def test_damaged_pool_can_be_destroyed(pool: list[Path]) -> None:
+    overwrite(pool[0], 64, b"\xff")
+    Pool.destroy(pool)
+    assert not pool[0].exists()
 
 
 def test_destroy_leaves_a_sliced_file(shm: Path) -> None:
@@ -342,13 +326,12 @@ def test_destroy_leaves_a_sliced_file(shm: Path) -> None:
     Pool.open([f"{file}@8MiB+8MiB"]).close()
 
 
-def test_destroy_changes_nothing_if_one_device_is_foreign(two: list[Path], shm: Path) -> None:
-    Pool.create(two, device_size=SIZE, sparse=True).close()
+def test_destroy_changes_nothing_if_one_device_is_foreign(pool: list[Path], shm: Path) -> None:
     (shm / "thesis").write_text("call me Ishmael")
     with refused(DeviceForeignError, "nothing was destroyed"):
-        Pool.destroy([*two, shm / "thesis"])
+        Pool.destroy([*pool, shm / "thesis"])
     assert (shm / "thesis").read_text() == "call me Ishmael"
-    Pool.open(two).close()
+    Pool.open(pool).close()
 
 
 # ---- Each device is mapped once, as a whole: a pool of any size costs a mapping or two per
@@ -440,19 +423,15 @@ def test_a_truncated_pool_is_rejected_although_it_is_mapped(shm: Path) -> None:
 @needs_a_cpu("it leaves out MADV_DONTFORK")
 def test_a_forked_child_maps_a_pool_again(shm: Path) -> None:
     path = shm / "a"
-    Pool.create([path], device_size=16 << 20, sparse=True).close()
-    with Pool.open([path]) as pool:
-        child = os.fork()
-        if child == 0:
-            wrong = 1
-            try:
-                with Pool.open([path]) as _:
-                    wrong = int(mapping_count(path) != 1)
-                wrong += int(mapping_count(path) != 0)
-                pool.close()
-            finally:
-                os._exit(wrong)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def child() -> None:
+        with Pool.open([path]):
+            assert mapping_count(path) == 1
+        assert mapping_count(path) == 0
+        pool.close()
+
+    with Pool.create([path], device_size=16 << 20, sparse=True) as pool:
+        assert in_child(child) == 0
         assert mapping_count(path) == 1
 
 

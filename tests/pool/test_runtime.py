@@ -32,9 +32,6 @@ from beluga.pool.layout import SUPERBLOCK_SIZE
 from beluga.pool.runtime import make_runtime_dir, runtime_path
 from beluga.rpc import Client, Server
 
-# ---- The runtime directory and the default pool.
-
-
 MIB = 1 << 20
 
 
@@ -87,12 +84,20 @@ def test_another_object_at_the_path_is_rejected(pool: list[Path]) -> None:
         _ = opened.runtime_dir
 
 
-def test_directory_of_another_user_is_refused(pool: list[Path]) -> None:
+DEVDAX = Device(DeviceSpec(Path("/dev/null")), "devdax", 8 * MIB, True, ())
+
+
+def make_anothers(folder: Path) -> Path:
+    """Make a directory of another user that all may write to."""
     if os.geteuid() != 0:
         pytest.skip("only root can make a directory of another user")
-    folder = pool[0].with_name("pool.0.run")
-    folder.mkdir()
+    folder.mkdir(mode=0o777)
     os.chown(folder, 12345, -1)
+    return folder
+
+
+def test_directory_of_another_user_is_refused(pool: list[Path]) -> None:
+    make_anothers(pool[0].with_name("pool.0.run"))
     with Pool.open(pool) as opened, refused(DevicePermissionError, "another user"):
         _ = opened.runtime_dir
 
@@ -100,49 +105,37 @@ def test_directory_of_another_user_is_refused(pool: list[Path]) -> None:
 def test_devdax_pools_have_a_directory_named_by_their_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = Device(DeviceSpec(Path("/dev/null")), "devdax", 8 * MIB, True, ())
     monkeypatch.setattr("beluga.config.runtime_root", lambda: tmp_path / "run")
-    path = make_runtime_dir(device, "ab12")
-    assert path == runtime_path(device, "ab12") == tmp_path / "run/ab12"
+    path = make_runtime_dir(DEVDAX, "ab12")
+    assert path == runtime_path(DEVDAX, "ab12") == tmp_path / "run/ab12"
     assert path.is_dir()
     assert [each.stat().st_mode & 0o7777 for each in (path.parent, path)] == [0o700, 0o700]
-    assert make_runtime_dir(device, "ab12") == path
+    assert make_runtime_dir(DEVDAX, "ab12") == path
 
 
-@pytest.mark.parametrize(("mode", "trusted"), [(0o755, True), (0o1777, False)])
 def test_a_configured_directory_is_trusted_unless_world_writable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, trusted: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A directory that another user prepared for a pool is detected by its owner."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can make a directory of another user")
     monkeypatch.setenv("BELUGA_RUNTIME_DIR", str(tmp_path))
-    device = Device(DeviceSpec(Path("/dev/null")), "devdax", 8 * MIB, True, ())
-    (tmp_path / "ab12").mkdir(mode=0o777)
-    os.chown(tmp_path / "ab12", 12345, -1)
-    tmp_path.chmod(mode)
-    if trusted:
-        assert make_runtime_dir(device, "ab12") == tmp_path / "ab12"
-    else:
-        with refused(DevicePermissionError, "another user"):
-            make_runtime_dir(device, "ab12")
+    folder = make_anothers(tmp_path / "ab12")
+    tmp_path.chmod(0o755)
+    assert make_runtime_dir(DEVDAX, "ab12") == folder
+    tmp_path.chmod(0o1777)
+    with refused(DevicePermissionError, "another user"):
+        make_runtime_dir(DEVDAX, "ab12")
 
 
 def test_a_directory_prepared_by_another_user_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner of a directory in /tmp with a predictable name could replace our files."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can make a directory of another user")
-    root = tmp_path / "beluga-1000"
-    root.mkdir(mode=0o777)
-    os.chown(root, 12345, -1)
+    root = make_anothers(tmp_path / "beluga-1000")
     monkeypatch.setattr("beluga.config.runtime_root", lambda: root)
-    device = Device(DeviceSpec(Path("/dev/null")), "devdax", 8 * MIB, True, ())
-    assert make_runtime_dir(device, "ab12").is_dir(), "tmp_path is ours alone"
+    assert make_runtime_dir(DEVDAX, "ab12").is_dir(), "tmp_path is ours alone"
     tmp_path.chmod(0o1777)
     with refused(DevicePermissionError, "beluga-1000 belongs to another user"):
-        make_runtime_dir(device, "cd34")
+        make_runtime_dir(DEVDAX, "cd34")
 
 
 @pytest.fixture(autouse=True)
@@ -184,22 +177,17 @@ def test_the_stored_pool_is_mounted(home: Path, monkeypatch: pytest.MonkeyPatch)
     assert (home / "state/beluga").stat().st_mode & 0o777 == 0o700
 
 
-def test_the_environment_has_priority_over_the_stored_pool(
+def test_the_environment_precedes_the_stored_pool_and_that_the_emulated_one(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make(home / "a")
+    emulated, stored, named = (
+        make(*(home / name for name in names)) for names in (["emulated"], ["a"], ["b", "c"])
+    )
+    assert mounted() == emulated
     remember([home / "a"])
-    identity = make(home / "b", home / "c")
+    assert mounted() == stored
     monkeypatch.setenv("BELUGA_POOL", f"{home / 'b'}:{home / 'c'}")
-    assert mounted() == identity
-
-
-def test_emulated_pool_is_the_last_resort(home: Path) -> None:
-    identity = make(home / "emulated")
-    assert mounted() == identity
-    other = make(home / "a")
-    remember([home / "a"])
-    assert mounted() == other
+    assert mounted() == named
 
 
 def test_a_removed_default_pool_is_not_mounted(home: Path) -> None:

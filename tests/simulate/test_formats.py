@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -35,21 +37,14 @@ from beluga.simulate.formats import _guess
 TRACES = Path(__file__).resolve().parent.parent.parent.parent / "shared/traces"
 
 
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+
+
 def real(name: str) -> Path:
     if not (TRACES / name).exists():
         pytest.skip(f"no {name} beside the checkout")
     return TRACES / name
-
-
-def session(first: int, *, size: int = 64) -> str:
-    requests = [
-        {"t": 0.0, "in": 2 * size, "out": 5, "hash_ids": [first, first + 1]},
-        {"t": 9.0, "in": 3 * size + 1, "out": 5, "hash_ids": [first, first + 1, 7, 8]},
-    ]
-    return json.dumps({"block_size": size, "hash_id_scope": "local", "requests": requests})
-
-
-NO_PROMPT = {"timestamp": 0, "output_length": 1, "hash_ids": []}
 
 
 def lines(*objects: object) -> str:
@@ -62,22 +57,31 @@ def written(folder: Path, text: str | bytes, name: str = "trace") -> Path:
     return path
 
 
-def test_incomplete_blocks_of_mooncake_are_ignored(tmp_path: Path) -> None:
-    rows = [
-        {"timestamp": 3000, "input_length": 1025, "output_length": 1, "hash_ids": [9, 5, 6]},
-        {"timestamp": 1000, "input_length": 1024, "output_length": 0, "hash_ids": [9, 5]},
+def session(first: int, *, size: int = 64) -> str:
+    requests = [
+        {"t": 0.0, "in": 2 * size, "out": 5, "hash_ids": [first, first + 1]},
+        {"t": 9.0, "in": 3 * size + 1, "out": 5, "hash_ids": [first, first + 1, 7, 8]},
     ]
+    return json.dumps({"block_size": size, "hash_id_scope": "local", "requests": requests})
+
+
+def hashed(length: int, ids: Sequence[int], at: float = 0, output: int = 1) -> dict[str, object]:
+    """Make a request of a Mooncake trace."""
+    return {"timestamp": at, "input_length": length, "output_length": output, "hash_ids": [*ids]}
+
+
+def mooncake(tokens: Sequence[int], size: int, *, gap: float = 1000) -> list[dict[str, object]]:
+    return [
+        hashed(length, range(-(-length // size)), at * gap, 4) for at, length in enumerate(tokens)
+    ]
+
+
+def test_incomplete_blocks_of_mooncake_are_ignored(tmp_path: Path) -> None:
+    rows = [hashed(1025, [9, 5, 6], 3000), hashed(1024, [9, 5], 1000, 0)]
     trace = load_trace(written(tmp_path, lines(*rows)))
-    assert trace.block_tokens == 512
-    assert trace.arrival_s == [0, 2]
+    assert (trace.block_tokens, trace.arrival_s) == (512, [0, 2])
     assert trace.blocks() == [[0, 1], [0, 1]]
     assert trace.output_tokens == [1, 1]
-
-
-def test_mooncake_blocks_may_be_of_another_size(tmp_path: Path) -> None:
-    row = {"timestamp": 0, "input_length": 33, "output_length": 1, "hash_ids": [1, 2, 3]}
-    path = written(tmp_path, json.dumps(row))
-    assert load_trace(path).block_tokens == 16
 
 
 def test_weka_ids_are_local_to_their_file(tmp_path: Path) -> None:
@@ -97,12 +101,8 @@ def test_weka_blocks_of_two_sizes_are_refused(tmp_path: Path) -> None:
 
 
 def test_azure_traces_have_only_lengths(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-        "2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,3180,8\n"
-    )
-    trace = load_trace(path)
+    rows = "2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,3180,8\n"
+    trace = load_trace(written(tmp_path, AZURE + rows))
     assert trace.arrival_s == pytest.approx([0, 0.052])
     assert (trace.input_tokens, trace.blocks()) == ([4808, 3180], [[], []])
 
@@ -119,35 +119,28 @@ def test_token_ids_share_their_common_prefix(tmp_path: Path) -> None:
 
 
 def test_prompts_without_times_arrive_at_a_rate(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_text((json.dumps({"prompt": "word" * 40, "output_tokens": 7}) + "\n") * 500)
-    trace = load_trace(path, rate=10)
+    text = lines({"prompt": "word" * 40, "output_tokens": 7}) * 500
+    trace = load_trace(written(tmp_path, text), rate=10)
     assert trace.duration_s == pytest.approx(50, rel=0.2)
     assert (trace.input_tokens[0], trace.output_tokens[0]) == (40, 7)
     assert trace.blocks()[0] == trace.blocks()[-1] == [0, 1]
 
 
-def test_sharegpt_has_prompts_and_answers(tmp_path: Path) -> None:
-    turns = [{"from": "human", "value": "abcd" * 20}, {"from": "gpt", "value": "x" * 40}]
-    path = tmp_path / "t.json"
-    path.write_text(json.dumps([{"id": 1, "conversations": turns}, {"conversations": []}]))
-    trace = load_trace(path)
-    assert (trace.input_tokens, trace.output_tokens) == ([20], [10])
+def test_conversations_without_a_question_or_an_answer_are_left_out(tmp_path: Path) -> None:
+    chats = [["abcd" * 20, "x" * 40], [], ["abc" * 4, "x" * 8, "more"], ["unanswered"]]
+    rows = [conversation(*chat) for chat in (*chats, ["", "said"], ["ask", "x"])]
+    trace = load_trace(written(tmp_path, json.dumps(rows)))
+    assert (trace.input_tokens, trace.output_tokens) == ([20, 3, 1], [10, 2, 1])
 
 
 @pytest.mark.parametrize("size", [16, 32, 64, 128, 256, 512, 1024])
 def test_the_size_of_blocks_is_the_one_that_all_prompts_fit(tmp_path: Path, size: int) -> None:
-    rows = [
-        {"timestamp": 0, "input_length": size * n - 1, "output_length": 1, "hash_ids": ids}
-        for n, ids in ((1, [1]), (3, [1, 2, 3]))
-    ]
-    path = written(tmp_path, lines(*rows))
-    assert load_trace(path).block_tokens == size
+    rows = [hashed(size - 1, [1]), hashed(3 * size - 1, [1, 2, 3])]
+    assert load_trace(written(tmp_path, lines(*rows))).block_tokens == size
 
 
 def test_an_ambiguous_block_size_must_be_specified(tmp_path: Path) -> None:
-    row = {"timestamp": 0, "input_length": 30_000, "output_length": 1, "hash_ids": [1]}
-    path = written(tmp_path, json.dumps(row))
+    path = written(tmp_path, lines(hashed(30_000, [1])))
     with pytest.raises(TraceError, match=r"agree on no size of blocks .* --block-tokens"):
         load_trace(path)
     trace = load_trace(path, block_tokens=30_000)
@@ -155,12 +148,11 @@ def test_an_ambiguous_block_size_must_be_specified(tmp_path: Path) -> None:
 
 
 def test_sessions_without_blocks_share_nothing(tmp_path: Path) -> None:
-    bare = {"block_size": 8, "requests": [{"t": 0.5, "in": 3, "out": 5}]}
-    (tmp_path / "a.json").write_text(json.dumps(bare))
-    (tmp_path / "b.json").write_text(json.dumps({**bare, "requests": []}))
-    (tmp_path / "c.json").write_text(json.dumps(
-        {"block_size": 8, "requests": [{"t": 1, "in": 8, "out": 1, "hash_ids": [0]}] * 2}
-    ))  # fmt: skip
+    bare = {"t": 0.5, "in": 3, "out": 5}
+    sessions = ([bare], [], [{"t": 1, "in": 8, "out": 1, "hash_ids": [0]}] * 2)
+    for name, requests in zip("abc", sessions, strict=True):
+        text = json.dumps({"block_size": 8, "requests": requests})
+        written(tmp_path, text, f"{name}.json")
     trace = load_trace(tmp_path)
     assert (trace.block_tokens, trace.arrival_s) == (8, [0, 0.5, 0.5])
     assert trace.blocks() == [[], [0], [0]]
@@ -177,11 +169,9 @@ def test_sessions_without_blocks_share_nothing(tmp_path: Path) -> None:
 def test_times_and_lengths_may_have_several_names(
     tmp_path: Path, row: dict[str, object], arrival_s: float, requested: int
 ) -> None:
-    path = tmp_path / "t.jsonl"
     first = {"prompt": [1] * 15, "arrival_time_ns": 0, "output_toks": 1}
-    lines = [json.dumps(first), "", json.dumps({"prompt": [1] * 16, **row})]
-    path.write_text("\n".join(lines))
-    trace = load_trace(path)
+    text = lines(first) + "\n" + json.dumps({"prompt": [1] * 16, **row})
+    trace = load_trace(written(tmp_path, text))
     assert trace.arrival_s == [0, arrival_s]
     assert trace.output_tokens[1] == requested
     assert trace.blocks() == [[], [0]]
@@ -189,28 +179,16 @@ def test_times_and_lengths_may_have_several_names(
 
 def test_milliseconds_become_the_nearest_seconds(tmp_path: Path) -> None:
     times = [0, 9, 13, 27_482, 3_599_999]  # of which a product with 0.001 misses some
-    rows = [
-        {"timestamp": time, "input_length": 1, "output_length": 1, "hash_ids": [0]}
-        for time in times
-    ]
-    path = written(tmp_path, lines(*rows))
+    path = written(tmp_path, lines(*(hashed(1, [0], time) for time in times)))
     assert load_trace(path).arrival_s == [time / 1000 for time in times]
 
 
 def test_text_counts_four_characters_a_token(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
     texts = ["abcdefgh" * 8, "abcdefgh" * 8 + "i", "abcdefgi" * 8, "x" * 63]
-    path.write_text("".join(json.dumps({"prompt": text, "timestamp": 0}) + "\n" for text in texts))
-    trace = load_trace(path)
+    rows = lines(*({"prompt": text, "timestamp": 0} for text in texts))
+    trace = load_trace(written(tmp_path, rows))
     assert trace.input_tokens == [16, 17, 16, 16]
     assert trace.blocks() == [[0], [0], [1], [2]]
-
-
-def test_conversations_without_a_question_or_an_answer_are_left_out(tmp_path: Path) -> None:
-    chats = [["abc" * 4, "x" * 8, "more"], ["unanswered"], ["", "said"], ["ask", "x"]]
-    rows = [{"conversations": [{"value": turn} for turn in chat]} for chat in chats]
-    trace = load_trace(written(tmp_path, json.dumps(rows)))
-    assert (trace.input_tokens, trace.output_tokens) == ([3, 1], [2, 1])
 
 
 @pytest.mark.parametrize(
@@ -230,46 +208,55 @@ def test_formats_are_detected_by_the_head_of_a_file(tmp_path: Path, text: str, f
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "what"),
+    ("text", "what"),
     [
-        ("t.jsonl", '{"timestamp": 1}\n', r"t\.jsonl:1: .*missing required field"),
-        ("t.jsonl", '{"prompt": 3}\n', r"t\.jsonl:1: "),
-        ("t.jsonl", '{"prompt": ""}\n', "neither input_tok_ids nor a prompt"),
-        ("t.jsonl", "", "holds no requests"),
-        ("t.json", '{"block_size": 64}', "missing required field"),
-        (
-            "t.json",
-            session(1).replace('"block_size": 64', '"block_size": 0'),
-            r"blocks of \[0\] tok",
-        ),
-        *(
-            ("t.jsonl", lines({**NO_PROMPT, "input_length": n}), f"has {n} tokens in")
-            for n in (0, -5)
-        ),
-        ("t.json", "[3]", "holds no requests in a format"),
-        ("t.json", '[{"conversations": 3}]', r"item 1: .*an object with conversations"),
-        ("t.json", "[]", "holds no requests"),
-        ("t.csv", "a,b\n1,2\n", "specify it with --format"),
-        ("t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nx,1,2\n", r"t\.csv:2: "),
-        ("t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.1,1\n", ":2: "),
+        ('{"timestamp": 1}\n', r"trace:1: .*missing required field"),
+        ('{"prompt": 3}\n', r"trace:1: "),
+        ('{"prompt": ""}\n', "neither input_tok_ids nor a prompt"),
+        ("", "holds no requests"),
+        ('{"block_size": 64}', "missing required field"),
+        (session(1).replace('"block_size": 64', '"block_size": 0'), r"blocks of \[0\] tok"),
+        (lines(hashed(0, [])), "has 0 tokens in"),
+        (lines(hashed(-5, [])), "has -5 tokens in"),
+        ("[3]", "holds no requests in a format"),
+        ('[{"conversations": 3}]', r"item 1: .*an object with conversations"),
+        ("[]", "holds no requests"),
+        ("a,b\n1,2\n", "specify it with --format"),
+        (AZURE + "x,1,2\n", r"trace:2: "),
+        (AZURE + "2023-11-16 18:17:03.1,1\n", ":2: "),
     ],
 )
-def test_an_invalid_trace_is_rejected_in_one_line(
-    tmp_path: Path, name: str, text: str, what: str
-) -> None:
-    (tmp_path / name).write_text(text)
+def test_an_invalid_trace_is_rejected_in_one_line(tmp_path: Path, text: str, what: str) -> None:
     with pytest.raises(TraceError, match=what) as caught:
-        load_trace(tmp_path / name)
+        load_trace(written(tmp_path, text))
     assert "\n" not in str(caught.value)
 
 
-def test_missing_files_and_unknown_formats_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="No such file"):
-        load_trace(tmp_path / "none")
-    with pytest.raises(TraceError, match="has no"):
-        load_trace(tmp_path)
-    with pytest.raises(TraceError, match=f"'x' is not a format; use {FORMATS[0]}"):
-        load_trace(tmp_path, "x")
+@pytest.mark.parametrize(
+    ("name", "options", "what"),
+    [
+        ("none", {}, "No such file"),
+        ("", {}, "has no"),
+        ("", {"form": "x"}, f"'x' is not a format; use {FORMATS[0]}"),
+        *(
+            ("t", {"rate": rate}, r"--rate is .* must be finite")
+            for rate in (0.0, -1.0, float("nan"), float("inf"))
+        ),
+        *(("/dev/zero", {"form": form}, "may have no end") for form in FORMATS),
+        ("endless", {"form": "vllm"}, "bytes or more"),
+        ("endless", {"form": "weka"}, "read at once"),
+    ],
+)
+def test_missing_and_endless_files_and_wrong_options_are_refused(
+    tmp_path: Path, name: str, options: dict[str, Any], what: str
+) -> None:
+    written(tmp_path, '{"prompt": "some text", "output_tokens": 1}\n', "t")
+    os.truncate(written(tmp_path, "", "endless"), 1 << 40)  # sparse
+    if not name:
+        tmp_path = tmp_path / "empty"
+        tmp_path.mkdir()
+    with pytest.raises(TraceError, match=what):
+        load_trace(tmp_path / name, **options)
 
 
 @pytest.mark.parametrize(
@@ -289,70 +276,22 @@ def test_real_traces_have_the_reuse_of_the_reference(
     assert trace.ideal_hit_rate == pytest.approx(ideal, abs=0.003)
 
 
-@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
-def test_an_impossible_rate_is_rejected(tmp_path: Path, rate: float) -> None:
-    (tmp_path / "t.jsonl").write_text('{"prompt": "some text", "output_tokens": 1}\n')
-    with pytest.raises(TraceError, match=r"--rate is .* must be finite"):
-        load_trace(tmp_path / "t.jsonl", rate=rate)
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_an_endless_file_is_rejected(form: str) -> None:
-    with pytest.raises(TraceError, match="may have no end"):
-        load_trace(Path("/dev/zero"), form)
-
-
-def test_an_endless_line_is_rejected(tmp_path: Path) -> None:
-    with (tmp_path / "t.jsonl").open("wb") as file:
-        file.truncate(1 << 40)  # sparse
-    with pytest.raises(TraceError, match="bytes or more"):
-        load_trace(tmp_path / "t.jsonl", "vllm")
-    with pytest.raises(TraceError, match="read at once"):
-        load_trace(tmp_path / "t.jsonl", "weka")
-
-
 def test_a_replay_names_every_block_of_every_format(tmp_path: Path) -> None:
-    (tmp_path / "v.jsonl").write_text(
-        json.dumps({"prompt": list(range(40)), "output_tokens": 3}) + "\n"
-    )
-    (tmp_path / "v.jsonl").write_text((tmp_path / "v.jsonl").read_text() * 2)
-    (first, second), _ = trace_requests(tmp_path / "v.jsonl")
+    text = lines({"prompt": list(range(40)), "output_tokens": 3}) * 2
+    (first, second), _ = trace_requests(written(tmp_path, text, "v"))
     assert (first.input_length, first.output_length, len(first.hash_ids)) == (40, 3, 3)
     assert first.hash_ids[:2] == second.hash_ids[:2]
     assert first.hash_ids[2] != second.hash_ids[2]  # partial blocks are not shared
-    (tmp_path / "a.csv").write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-        "2023-11-16 18:17:03,32,1\n2023-11-16 18:17:05,17,1\n"
-    )
-    (first_row, second_row), _ = trace_requests(tmp_path / "a.csv")
+    rows = AZURE + "2023-11-16 18:17:03,32,1\n2023-11-16 18:17:05,17,1\n"
+    (first_row, second_row), _ = trace_requests(written(tmp_path, rows, "a"))
     assert (first_row.timestamp, second_row.timestamp) == (0, 2000)
     assert len({*first_row.hash_ids, *second_row.hash_ids}) == 4
-    assert trace_requests(tmp_path / "v.jsonl", "vllm")[0] == [first, second]
+    assert trace_requests(tmp_path / "v", "vllm")[0] == [first, second]
 
 
-AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-
-
-def mooncake(tokens: Sequence[int], size: int, *, gap: float = 1000) -> list[dict[str, object]]:
-    return [
-        {
-            "timestamp": at * gap,
-            "input_length": length,
-            "output_length": 4,
-            "hash_ids": list(range(-(-length // size))),
-        }
-        for at, length in enumerate(tokens)
-    ]
-
-
-def chat(converted: object, answer: str = "x" * 40) -> dict[str, object]:
-    return {
-        "messages": [
-            {"role": "user", "content": converted},
-            {"role": "assistant", "content": answer},
-        ]
-    }
+def chat(question: object, answer: str = "x" * 40) -> dict[str, object]:
+    turns = {"user": question, "assistant": answer}
+    return {"messages": [{"role": role, "content": text} for role, text in turns.items()]}
 
 
 def conversation(*turns: object) -> dict[str, object]:
@@ -504,30 +443,35 @@ def test_failed_requests_of_burstgpt_are_left_out_and_counted(tmp_path: Path) ->
     assert "left out 1: requests that failed" in str(trace.reading)
 
 
+def batch_line(path: str, **body: object) -> dict[str, object]:
+    url = f"/v1/{path}completions"
+    return {"custom_id": "1", "method": "POST", "url": url, "body": {"model": "m", **body}}
+
+
 def test_messages_of_requests_share_their_common_prefix(tmp_path: Path) -> None:
     system = {"role": "system", "content": "s" * 256}
     parts = [{"type": "text", "text": "abcd"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    messages = [[system, {"role": "user", "content": each}] for each in (parts, "other")]
     objects = [
-        {"messages": [system, {"role": "user", "content": parts}], "max_tokens": 7},
-        {
-            "custom_id": "1",
-            "method": "POST",
-            "url": "/v1/chat/completions",
-            "body": {
-                "model": "m",
-                "messages": [system, {"role": "user", "content": "other"}],
-                "max_completion_tokens": 9,
-            },
-        },
+        {"messages": messages[0], "max_tokens": 7},
+        batch_line("chat/", messages=messages[1], max_completion_tokens=9),
         chat(None, answer="y" * 20),
     ]
     trace = load_trace(written(tmp_path, lines(*objects)))
-    assert trace.reading is not None
-    assert trace.reading.form == "openai"
+    assert trace.reading is not None and trace.reading.form == "openai"
     assert trace.output_tokens == [7, 9, 5]
     first, second, _ = trace.blocks()
     assert first[:4] == second[:4]
     assert len(first) == 4
+
+
+def test_a_batch_of_completions_is_read(tmp_path: Path) -> None:
+    prompts = ["sixteen letters!" * 8] * 3 + [list(range(32))]
+    rows = [batch_line("", prompt=prompt, max_tokens=8) for prompt in prompts]
+    trace = load_trace(written(tmp_path, lines(*rows)))
+    assert trace.reading is not None and trace.reading.form == "openai"
+    assert (trace.input_tokens, trace.output_tokens) == ([32] * 4, [8] * 4)
+    assert trace.blocks() == [[0, 1]] * 3 + [[2, 3]]
 
 
 @pytest.mark.parametrize("odd_at", [0, 7, 39])
@@ -674,10 +618,7 @@ TABLE = {
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    path = TRACES / "mooncake/conversation_trace.jsonl"
-    if not path.exists():
-        pytest.skip(f"no {path.name} beside the checkout")
-    return load_trace(path)
+    return load_trace(real("mooncake/conversation_trace.jsonl"))
 
 
 def mean(trace: Trace, options: Options, policy: str, memory: str) -> Row:
@@ -698,56 +639,30 @@ def test_the_references_replay_is_reproduced(trace: Trace, policy: str, memory: 
 def test_load_balancing_on_a_pool_matches_cache_aware_routing_and_beats_split_dram(
     trace: Trace,
 ) -> None:
-    options = Options(speed=2.0)
-    ttft_s = {
-        (policy, memory): mean(trace, options, policy, memory).ttft_mean_s
-        for policy, memory in (
-            ("least-tokens", "pool"),
-            ("linear", "pool"),
-            ("linear", "split"),
-            ("cache-aware", "split"),
-            ("min-ttft", "split"),
-        )
-    }
-    oblivious = ttft_s["least-tokens", "pool"]
-    assert oblivious <= 1.1 * ttft_s["linear", "pool"]
-    assert oblivious < min(ttft for (_, memory), ttft in ttft_s.items() if memory == "split")
+    def ttft_s(policy: str, memory: str) -> float:
+        return mean(trace, Options(speed=2.0), policy, memory).ttft_mean_s
 
-
-def test_a_batch_of_completions_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "batch.jsonl"
-    body = {"model": "m", "prompt": "sixteen letters!" * 8, "max_tokens": 8}
-    lines = [
-        {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
-        for number in range(3)
-    ]
-    lines.append({**lines[0], "body": {**body, "prompt": list(range(32))}})
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    trace = load_trace(path)
-    assert trace.reading is not None and trace.reading.form == "openai"
-    assert trace.input_tokens == [32] * 4
-    assert trace.output_tokens == [8] * 4
-    assert trace.blocks() == [[0, 1]] * 3 + [[2, 3]]
+    oblivious = ttft_s("least-tokens", "pool")
+    assert oblivious <= 1.1 * ttft_s("linear", "pool")
+    assert oblivious < min(ttft_s(each, "split") for each in ("linear", "cache-aware", "min-ttft"))
 
 
 TIMED = {
-    "mooncake": {"input_length": 1024, "output_length": 1, "hash_ids": [1, 2]},
+    "mooncake": hashed(1024, [1, 2]),
     "vllm": {"prompt": "text", "output_tokens": 1},
-    "openai": {"messages": [{"role": "user", "content": "text"}]},
-    "a batch": {"body": {"messages": [{"role": "user", "content": "text"}]}},
+    "openai": chat("text"),
+    "a batch": batch_line("chat/", messages=chat("text")["messages"]),
 }
 
 
-def timed(folder: Path, form: str, name: str, times: tuple[int, ...]) -> Trace:
-    path = folder / "trace.jsonl"
-    path.write_text("".join(json.dumps({name: at, **TIMED[form]}) + "\n" for at in times))
-    return load_trace(path)
+def timed(folder: Path, form: str, name: str, *times: int) -> Trace:
+    return load_trace(written(folder, lines(*({**TIMED[form], name: at} for at in times))))
 
 
 @pytest.mark.parametrize(("unit", "scale"), [("s", 1), ("ms", 1000)])
 @pytest.mark.parametrize("form", TIMED)
 def test_times_since_1970_are_recognized(tmp_path: Path, form: str, unit: str, scale: int) -> None:
-    trace = timed(tmp_path, form, "timestamp", (1_764_000_000 * scale, 1_764_000_002 * scale))
+    trace = timed(tmp_path, form, "timestamp", 1_764_000_000 * scale, 1_764_000_002 * scale)
     assert trace.reading is not None and trace.reading.time_unit == unit
     assert trace.arrival_s == [0, 2]
 
@@ -756,4 +671,4 @@ def test_times_since_1970_are_recognized(tmp_path: Path, form: str, unit: str, s
 @pytest.mark.parametrize("name", ["arrival_time", "created"])
 def test_a_time_by_another_name_is_refused(tmp_path: Path, form: str, name: str) -> None:
     with pytest.raises(TraceError, match=f"{name} is not read; name the time timestamp"):
-        timed(tmp_path, form, name, (0, 1))
+        timed(tmp_path, form, name, 0, 1)

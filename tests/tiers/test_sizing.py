@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,20 +71,11 @@ def test_the_sketch_ages() -> None:
     assert Sketch(1 << 12, count_min=3).admit(mixed_keys(0, 4)).tolist() == [False] * 4
 
 
-def test_without_reuse_adaptive_admits_nothing() -> None:
-    policy = Adaptive(1 << 16, trial=0, pool_hits=lambda: 0)
-    admitted = sum(
-        int(np.count_nonzero(policy.admit(mixed_keys(n, 256)))) for n in range(0, 1 << 17, 256)
-    )
-    assert admitted == 0
-
-
-def test_the_trial_of_adaptive_is_bounded() -> None:
-    policy = Adaptive(1 << 16, trial=1000, pool_hits=lambda: 0)
-    admitted = sum(
-        int(np.count_nonzero(policy.admit(mixed_keys(n, 100)))) for n in range(0, 10_000, 100)
-    )
-    assert admitted == 1000
+@pytest.mark.parametrize("trial", [0, 1000])
+def test_without_reuse_adaptive_admits_no_more_than_its_trial(trial: int) -> None:
+    policy = Adaptive(1 << 16, trial=trial, pool_hits=lambda: 0)
+    admitted = [policy.admit(mixed_keys(first, 100)) for first in range(0, 1 << 17, 100)]
+    assert np.count_nonzero(admitted) == trial
 
 
 def test_hits_in_the_pool_enable_adaptive_before_any_eviction() -> None:
@@ -131,95 +123,62 @@ def test_an_empty_batch_has_no_effect(name: str) -> None:
     assert policy.admit(np.zeros((0, 2), np.uint64)).shape == (0,)
 
 
-def test_an_invalid_policy_is_rejected() -> None:
-    with pytest.raises(TierError, match="can remember 1 to"):
-        SecondTouch(0)
-    with pytest.raises(TierError, match="between 0 and 1"):
-        Adaptive(break_even=0.0)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: SecondTouch(0), "can remember 1 to"),
+        (lambda: Adaptive(break_even=0.0), "between 0 and 1"),
+        *((lambda x=x: BreakEven(x, 0.0), "finite") for x in (-1.0, math.inf, math.nan)),
+        *((lambda x=x: MeasuredBandwidth(x), "greater than 0") for x in (-1.0, math.inf, math.nan)),
+    ],
+)
+def test_an_invalid_policy_is_rejected(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(TierError, match=message):
+        call()
+
+
+def attention(hidden: int, layers: int, heads: int, kv_heads: int, **more: Any) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        **more,
+    }
+
+
+def gpt(width: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
+    return {"n_embd": width, "n_layer": layers, "n_head": heads, **more}
+
+
+BF16 = {"torch_dtype": "bfloat16"}
 
 
 # The relevant fields of the published config.json files, and the bytes per token that their authors
 # or vLLM's log state.
 MODELS: dict[str, tuple[dict[str, Any], int]] = {
-    "Qwen3-32B": (
-        {
-            "hidden_size": 5120,
-            "num_hidden_layers": 64,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "torch_dtype": "bfloat16",
-        },
-        262_144,
-    ),
-    "Llama-3.1-8B": (
-        {
-            "hidden_size": 4096,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "dtype": "torch.bfloat16",
-        },
-        131_072,
-    ),
+    "Qwen3-32B": (attention(5120, 64, 64, 8, head_dim=128, **BF16), 262_144),
+    "Llama-3.1-8B": (attention(4096, 32, 32, 8, dtype="torch.bfloat16"), 131_072),
     "DeepSeek-V3": (
-        {
-            "hidden_size": 7168,
-            "num_hidden_layers": 61,
-            "num_attention_heads": 128,
-            "num_key_value_heads": 128,
-            "kv_lora_rank": 512,
-            "qk_rope_head_dim": 64,
-            "torch_dtype": "bfloat16",
-        },
+        attention(7168, 61, 128, 128, kv_lora_rank=512, qk_rope_head_dim=64, **BF16),
         70_272,
     ),
-    "GPT-2": ({"n_embd": 768, "n_layer": 12, "n_head": 12, "torch_dtype": "float32"}, 36_864),
-    "multi-query": (
-        {
-            "n_embd": 6144,
-            "n_layer": 40,
-            "n_head": 48,
-            "multi_query": True,
-            "torch_dtype": "float16",
-        },
-        2 * 40 * 128 * 2,
-    ),
+    "GPT-2": (gpt(768, 12, 12, torch_dtype="float32"), 36_864),
+    "multi-query": (gpt(6144, 40, 48, multi_query=True, torch_dtype="float16"), 2 * 40 * 128 * 2),
     "text and images": (
-        {
-            "torch_dtype": "bfloat16",
-            "text_config": {
-                "hidden_size": 2560,
-                "num_hidden_layers": 34,
-                "num_attention_heads": 8,
-                "num_key_value_heads": 4,
-                "head_dim": 256,
-            },
-        },
+        {**BF16, "text_config": attention(2560, 34, 8, 4, head_dim=256)},
         2 * 34 * 4 * 256 * 2,
     ),
     "linear attention in three of four layers": (
         {
-            "hidden_size": 2048,
-            "num_hidden_layers": 8,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 2,
-            "head_dim": 256,
-            "torch_dtype": "bfloat16",
+            **attention(2048, 8, 16, 2, head_dim=256, **BF16),
             "layer_types": [*["linear_attention"] * 3, "full_attention"] * 2,
         },
         2 * 2 * 2 * 256 * 2,
     ),
 }
 
-BASE = {
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "hidden_size": 4096,
-    "torch_dtype": "bfloat16",
-}
+BASE = attention(4096, 32, 32, 8, head_dim=128, **BF16)
 LAYER = 2 * 8 * 128 * 2  # bytes of a token
 
 TOKEN = 256 << 10
@@ -242,10 +201,8 @@ def test_bytes_of_a_token_follow_from_the_configuration(name: str, tmp_path: Pat
 def test_the_cache_type_can_differ_from_the_models(tmp_path: Path) -> None:
     folder = written(tmp_path, MODELS["Qwen3-32B"][0])
     assert read_model(folder, "FP8").bytes_per_token == 131_072
-    del MODELS["GPT-2"][0]["torch_dtype"]
     with pytest.raises(TierError, match="names no supported element type; give --dtype"):
-        read_model(written(tmp_path, MODELS["GPT-2"][0]))
-    MODELS["GPT-2"][0]["torch_dtype"] = "float32"
+        read_model(written(tmp_path, gpt(768, 12, 12)))
 
 
 @pytest.mark.parametrize(
@@ -289,15 +246,10 @@ def test_a_pool_that_is_made_as_advised_holds_as_many_blocks_as_advised(
         Client(pool) as session,
     ):
         client = IndexClient(session)
-        more = tier.blocks // 20 + 8
-        put(client, range(tier.blocks), length=advice.block_bytes, chunk_size=16 << 10)
+        sizes = {"length": advice.block_bytes, "chunk_size": 16 << 10}
+        put(client, range(tier.blocks), **sizes)
         assert client.stat().evict_count == 0
-        put(
-            client,
-            range(tier.blocks, tier.blocks + more),
-            length=advice.block_bytes,
-            chunk_size=16 << 10,
-        )
+        put(client, range(tier.blocks, tier.blocks + tier.blocks // 20 + 8), **sizes)
         assert client.stat().evict_count > 0
 
 
@@ -328,13 +280,8 @@ def test_onboarding_pays_above_the_bandwidth_of_break_even() -> None:
     ]
     advice = advise(shape, tiers, recompute_ms_per_token=0.077)
     assert advice.break_even_bytes_per_s == pytest.approx(3.4e9, rel=0.01)
-    per_token = [tier.onboard_ms_per_token for tier in advice.tiers]
-    assert per_token == [
-        pytest.approx(0.010, abs=5e-4),
-        pytest.approx(0.052, abs=5e-4),
-        pytest.approx(0.087, abs=5e-4),
-        None,
-    ]
+    *per_token, unknown = [tier.onboard_ms_per_token for tier in advice.tiers]
+    assert per_token == pytest.approx([0.010, 0.052, 0.087], abs=5e-4) and unknown is None
     assert [tier.pays for tier in advice.tiers] == [True, True, False, None]
 
 
@@ -393,11 +340,7 @@ def test_the_command_shows_the_advice_and_prints_it_as_json(tmp_path: Path) -> N
         ((*NUMBERS, "--memory", "4G", "--recompute-ms", "inf"), 2, "--recompute-ms"),
         ((*NUMBERS, "--memory", "4G", "--position", 10**29), 2, "--position"),
         (("--layers", 4, "--memory", "4G"), 2, "needs layers, and KV heads"),
-        (
-            (*NUMBERS, "--dtype", "F8", "--memory", "4G"),
-            2,
-            "there is no element type F8; give one of F32",
-        ),
+        ((*NUMBERS, "--dtype", "F8", "--memory", "4G"), 2, "no element type F8; give one of F32"),
     ],
 )
 def test_wrong_command_lines_get_one_clear_line(
@@ -577,50 +520,52 @@ def test_a_multimodal_model_uses_its_text_config(tmp_path: Path) -> None:
         assert read_model(tmp_path).layers == 16
 
 
-@pytest.mark.parametrize("name", ["num_query_groups", "num_attention_groups"])
-def test_kv_heads_have_several_names(tmp_path: Path, name: str) -> None:
-    assert shape(tmp_path, num_key_value_heads=None, **{name: 4}).kv_heads == 4
-
-
-def test_the_number_of_kv_heads_counts_only_if_heads_share_them(tmp_path: Path) -> None:
-    fields = {"num_key_value_heads": None, "multi_query_group_num": 2}  # ChatGLM
-    assert shape(tmp_path, **fields, multi_query_attention=True).kv_heads == 2
-    assert shape(tmp_path, **fields, multi_query_attention=False).kv_heads == 32
-
-
-def test_a_null_hides_no_value(tmp_path: Path) -> None:
-    fields = {"torch_dtype": None, "dtype": "bfloat16", "text_config": {"dtype": None}}
-    assert shape(tmp_path, **fields).bytes_per_token == 32 * LAYER
-
-
-def test_falcon_has_a_different_field_for_kv_heads(tmp_path: Path) -> None:
-    kv = shape(tmp_path, num_key_value_heads=None, n_head_kv=4)
-    assert kv.kv_heads == 4
-
-
-def test_mla_keeps_one_vector_in_growing_layers(tmp_path: Path) -> None:
-    kv = shape(tmp_path, kv_lora_rank=512, qk_rope_head_dim=64, v_head_dim=128)
-    assert kv.bytes_per_token == 32 * 576 * 2
+CHATGLM = {"num_key_value_heads": None, "multi_query_group_num": 2}
 
 
 @pytest.mark.parametrize(
-    ("bandwidth", "cached", "pays"),
-    [(26e9, 0, True), (5e9, 0, True), (3.5e9, 0, True), (3.3e9, 0, False), (2e9, 36_000, True)],
+    ("fields", "of_token"),
+    [
+        # The names of the number of KV heads, of 8 in BASE
+        ({"num_key_value_heads": None, "num_query_groups": 4}, 32 * LAYER // 2),
+        ({"num_key_value_heads": None, "num_attention_groups": 4}, 32 * LAYER // 2),
+        ({"num_key_value_heads": None, "n_head_kv": 4}, 32 * LAYER // 2),
+        # The number counts only if heads share them: ChatGLM
+        ({**CHATGLM, "multi_query_attention": True}, 32 * LAYER // 4),
+        ({**CHATGLM, "multi_query_attention": False}, 32 * LAYER * 4),
+        # A null hides no value
+        ({"torch_dtype": None, "dtype": "bfloat16", "text_config": {"dtype": None}}, 32 * LAYER),
+        # MLA keeps one vector in growing layers
+        ({"kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128}, 32 * 576 * 2),
+    ],
+    ids=str,
 )
-def test_the_break_even_matches_the_reference(bandwidth: float, cached: int, pays: bool) -> None:
+def test_a_field_may_have_several_names(
+    tmp_path: Path, fields: dict[str, Any], of_token: int
+) -> None:
+    assert shape(tmp_path, **fields).bytes_per_token == of_token
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "latency_s", "cached", "tokens", "pays"),
+    [
+        (26e9, 0.0, 0, 16, True),
+        (5e9, 0.0, 0, 16, True),
+        (3.5e9, 0.0, 0, 16, True),
+        (3.3e9, 0.0, 0, 16, False),
+        (2e9, 0.0, 36_000, 16, True),
+        (26e9, 0.0005, 0, 16, True),  # the latency counts once
+        (26e9, 0.0012, 0, 16, False),
+        (26e9, 0.0012, 0, 1024, True),
+        (0.0, 0.0, 0, 16, False),
+    ],
+)
+def test_the_break_even_matches_the_reference(
+    bandwidth: float, latency_s: float, cached: int, tokens: int, pays: bool
+) -> None:
     """It lies near 3.4 GB/s for Qwen3-32B on an H200."""
-    assert QWEN.pays(cached, 16, 16 * TOKEN, bandwidth) is pays
-
-
-def test_latency_counts_once() -> None:
-    assert QWEN.pays(0, 16, 16 * TOKEN, 26e9, 0.0005)
-    assert not QWEN.pays(0, 16, 16 * TOKEN, 26e9, 0.0012)
-    assert QWEN.pays(0, 1024, 1024 * TOKEN, 26e9, 0.0012)
-
-
-def test_nothing_is_fetched_without_bandwidth_except_by_always() -> None:
-    assert not QWEN.pays(0, 16, 16 * TOKEN, 0.0)
-    assert AlwaysFetch().pays(0, 16, 16 * TOKEN, 0.0)
+    assert QWEN.pays(cached, tokens, tokens * TOKEN, bandwidth, latency_s) is pays
+    assert AlwaysFetch().pays(cached, tokens, tokens * TOKEN, bandwidth)
 
 
 def test_the_bandwidth_follows_the_loads() -> None:
@@ -634,11 +579,3 @@ def test_the_bandwidth_follows_the_loads() -> None:
     tier.note(0, 1.0)
     tier.note(1 << 20, 0.0)
     assert tier.bytes_per_s == pytest.approx((1 << 20) / 0.1, rel=0.01)
-
-
-@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
-def test_invalid_costs_are_rejected(value: float) -> None:
-    with pytest.raises(TierError, match="finite"):
-        BreakEven(value, 0.0)
-    with pytest.raises(TierError, match="greater than 0"):
-        MeasuredBandwidth(value)
