@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -154,20 +154,20 @@ def test_an_invalid_pace_is_rejected(text: str) -> None:
         parse_pace(text)
 
 
-def test_an_idle_device_takes_its_transfer_time_and_latency() -> None:
-    assert lib.drive_pace_take(clock(10**9, 650), 5_000, 1000) == 5_000 + 1000 + 650
-
-
-def test_operations_queue_for_bandwidth_and_latencies_overlap() -> None:
-    device = clock(10**9, 650)
-    ends = [lib.drive_pace_take(device, 0, 1000) for _ in range(4)]
-    assert ends == [1650, 2650, 3650, 4650]
-
-
-def test_idle_time_accumulates_no_credit() -> None:
-    device = clock(10**9)
-    lib.drive_pace_take(device, 0, 1000)
-    assert lib.drive_pace_take(device, 10_000, 1000) == 11_000
+@pytest.mark.parametrize(
+    ("latency_ns", "operations", "ends"),
+    [
+        (650, [(5_000, 1000)], [5_000 + 1000 + 650]),  # idle: the transfer and the latency
+        # Operations queue for the bandwidth, and their latencies overlap.
+        (650, [(0, 1000)] * 4, [1650, 2650, 3650, 4650]),
+        (0, [(0, 1000), (10_000, 1000)], [1000, 11_000]),  # idle time accumulates no credit
+    ],
+)
+def test_operations_end_when_the_device_has_moved_their_bytes(
+    latency_ns: int, operations: list[tuple[int, int]], ends: list[int]
+) -> None:
+    device = clock(10**9, latency_ns)
+    assert [lib.drive_pace_take(device, *operation) for operation in operations] == ends
 
 
 def test_every_offset_uses_the_clock_of_its_device(tmp_path: Path) -> None:
@@ -186,23 +186,18 @@ def test_every_offset_uses_the_clock_of_its_device(tmp_path: Path) -> None:
         Pool.destroy(paths)
 
 
-def test_clocks_are_shared_by_all_processes_that_open_the_file(tmp_path: Path) -> None:
-    clocks = tmp_path / "clocks"
-    make_paces(clocks, 1, Pace(10**9))
+@pytest.mark.parametrize(
+    ("other", "ends"), [("write", [6000, 7000]), ("read", [1000, 6000])], ids=["shared", "apart"]
+)
+def test_clocks_are_shared_by_processes_but_not_by_reads_and_writes(
+    tmp_path: Path, other: str, ends: list[int]
+) -> None:
+    make_paces(tmp_path / "clocks", 1, Pace(10**9))
     with Pool.create([tmp_path / "a"], device_size=16 << 20, sparse=True) as pool:
-        mine, theirs = (shared_paces(pool, clocks, "read", [0]) for _ in range(2))
-        lib.drive_pace_take(mine.pointers[0], 0, 5000)
-        assert lib.drive_pace_take(theirs.pointers[0], 0, 1000) == 6000
-
-
-def test_reads_and_writes_do_not_queue_behind_each_other(tmp_path: Path) -> None:
-    clocks = tmp_path / "clocks"
-    make_paces(clocks, 1, Pace(10**9))
-    with Pool.create([tmp_path / "a"], device_size=16 << 20, sparse=True) as pool:
-        reads, writes = (shared_paces(pool, clocks, verb, [0]) for verb in ("read", "write"))
-        lib.drive_pace_take(writes.pointers[0], 0, 5000)
-        assert lib.drive_pace_take(reads.pointers[0], 0, 1000) == 1000
-        assert lib.drive_pace_take(writes.pointers[0], 0, 1000) == 6000
+        clocks = [shared_paces(pool, tmp_path / "clocks", verb, [0]) for verb in ("write", other)]
+        mine, theirs = (each.pointers[0] for each in clocks)
+        lib.drive_pace_take(mine, 0, 5000)
+        assert [lib.drive_pace_take(each, 0, 1000) for each in (theirs, mine)] == ends
 
 
 def test_a_load_that_overlaps_does_not_wait_for_its_own_latencies() -> None:
@@ -224,25 +219,20 @@ def test_a_load_that_overlaps_does_not_wait_for_its_own_latencies() -> None:
         assert taken_ns < 5_000_000_000 if overlaps else taken_ns >= 200_000_000
 
 
-def player(speeds: list[float], log: list[str], name: str) -> Callable[[], float]:
-    left: Iterator[float] = iter(speeds)
-
-    def play() -> float:
-        log.append(name)
-        return next(left)
-
-    return play
-
-
-def test_a_ratio_is_the_median_of_the_pairs_and_not_of_the_speeds() -> None:
-    results = compare([(100.0, 50.0), (200.0, 180.0), (110.0, 66.0)])
-    assert results.ratio == pytest.approx(0.6)
-    assert (results.limit, results.ours) == (110.0, 66.0)
-
-
-def test_the_spread_is_that_of_the_ratios() -> None:
-    results = compare([(10.0, ours) for ours in (1.0, 2.0, 3.0, 4.0, 5.0)])
-    assert (results.ratio_q1, results.ratio, results.ratio_q3) == pytest.approx((0.2, 0.3, 0.4))
+@pytest.mark.parametrize(
+    ("pairs", "ratios", "limit_ours"),
+    [
+        # the median of the pairs, and not of the speeds
+        ([(100, 50), (200, 180), (110, 66)], (0.55, 0.6, 0.75), (110, 66)),
+        ([(10, ours) for ours in (1, 2, 3, 4, 5)], (0.2, 0.3, 0.4), (10, 3)),
+    ],
+)
+def test_a_ratio_and_its_spread_are_those_of_the_pairs(
+    pairs: list[tuple[float, float]], ratios: tuple[float, ...], limit_ours: tuple[float, float]
+) -> None:
+    results = compare(pairs)
+    assert (results.ratio_q1, results.ratio, results.ratio_q3) == pytest.approx(ratios)
+    assert (results.limit, results.ours) == limit_ours
 
 
 @pytest.mark.parametrize(("last", "noisy"), [(124.0, False), (126.0, True)])
@@ -250,28 +240,28 @@ def test_a_limit_that_varies_by_more_than_a_quarter_is_noisy(last: float, noisy:
     assert compare([(100.0, 90.0), (100.0, 90.0), (last, 90.0)]).noisy is noisy
 
 
-def test_limit_and_engine_are_timed_alternately() -> None:
+@pytest.mark.parametrize(
+    ("speeds", "pair_count", "timed", "noisy"),
+    [
+        ([10.0] * 9, 9, 9, False),
+        ([10.0, 20.0, 10.0, 10.0, 10.0, 10.0], 2, 4, False),  # measured again until stable,
+        ([10.0, 20.0] * 4, 2, 8, True),  # at most three times
+    ],
+)
+def test_limit_and_engine_are_timed_alternately_until_the_limit_is_stable(
+    speeds: list[float], pair_count: int, timed: int, noisy: bool
+) -> None:
     log: list[str] = []
-    limit, ours = player([10.0] * 9, log, "limit"), player([5.0] * 9, log, "ours")
-    ratio = race(limit, ours, pair_count=9, retry_count=3)
-    assert log == ["limit", "ours"] * 9
-    assert (ratio.ratio, ratio.noisy) == (0.5, False)
-
-
-def test_a_noisy_limit_is_remeasured_until_it_is_stable() -> None:
-    log: list[str] = []
-    limit = player([10.0, 20.0, 10.0, 10.0, 10.0, 10.0], log, "limit")
-    ratio = race(limit, player([5.0] * 6, log, "ours"), pair_count=2, retry_count=3)
-    assert len(log) == 8
-    assert (ratio.ratio, ratio.noisy) == (0.5, False)
-
-
-def test_a_limit_that_stays_noisy_is_marked_after_three_retries() -> None:
-    log: list[str] = []
-    limit = player([10.0, 20.0] * 4, log, "limit")
-    ratio = race(limit, player([5.0] * 8, log, "ours"), pair_count=2, retry_count=3)
-    assert len(log) == 16
-    assert ratio.noisy
+    left = iter(speeds)
+    ratio = race(
+        lambda: log.append("limit") or next(left),
+        lambda: log.append("ours") or 5.0,
+        pair_count=pair_count,
+        retry_count=3,
+    )
+    assert log == ["limit", "ours"] * timed
+    assert ratio.noisy is noisy
+    assert noisy or ratio.ratio == 0.5
 
 
 def run_limited(name: str, memory: np.ndarray, buffer: np.ndarray) -> None:
@@ -353,9 +343,13 @@ def test_an_exchange_without_a_peer_ends(memory: np.ndarray) -> None:
     assert lib.limit_request(alone) < 0
 
 
+def driver_of(verb: str, memory: np.ndarray, *offsets: int, size: int = 64, **more: int) -> Driver:
+    operation = drive.bare(verb, memory.ctypes.data)
+    return Driver(Load(operation, np.array(offsets, np.uint64), size, **more))
+
+
 def test_a_driver_visits_every_offset_in_order(memory: np.ndarray) -> None:
-    offsets = np.array([64, 0], np.uint64)
-    driver = Driver(Load(drive.bare("write", memory.ctypes.data), offsets, 64))
+    driver = driver_of("write", memory, 64, 0)
     driver.count(1)
     assert memory[64:128].all()
     assert not memory[:64].any()
@@ -364,17 +358,11 @@ def test_a_driver_visits_every_offset_in_order(memory: np.ndarray) -> None:
     assert memory[:128].all()
 
 
-def test_a_fixed_rate_is_not_exceeded(memory: np.ndarray) -> None:
-    offsets = np.zeros(1, np.uint64)
-    load = Load(drive.bare("load", memory.ctypes.data), offsets, 64, period_ns=100_000)
-    driver = Driver(load)
+def test_a_fixed_rate_is_not_exceeded_and_each_operation_is_timed(memory: np.ndarray) -> None:
+    driver = driver_of("load", memory, 0, period_ns=100_000)
     driver.hold(0.002)
     assert 1 <= driver.done <= 20
-
-
-def test_each_operation_is_timed(memory: np.ndarray) -> None:
-    offsets = np.zeros(1, np.uint64)
-    samples = Driver(Load(drive.bare("read", memory.ctypes.data), offsets, SIZE)).sample(50)
+    samples = driver_of("read", memory, 0, size=SIZE).sample(50)
     assert len(samples) == 50
     assert (samples > 0).all()
 
@@ -395,8 +383,7 @@ def test_the_hash_table_finds_stored_keys() -> None:
 
 def test_ctrl_c_ends_drivers_before_it_is_raised(memory: np.ndarray) -> None:
     """Otherwise the pool would be unmapped while C still writes to it."""
-    operation = drive.bare("write", memory.ctypes.data)
-    drivers = [Driver(Load(operation, np.array([64], np.uint64), SIZE)) for _ in range(2)]
+    drivers = [driver_of("write", memory, 64, size=SIZE) for _ in range(2)]
     threads = threading.active_count()
     interrupt = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     began = time.monotonic()
@@ -461,9 +448,7 @@ def test_a_normal_run_has_no_warning() -> None:
     [
         ({"command": "beluga bench rpc --smoke"}, "SMOKE RUN"),
         ({"noisy": True}, "Noisy: in 1 of 1 rows"),
-        ({"memory": "tmpfs/DRAM"}, "Emulated memory"),
-        ({"memory": "ext4 file"}, "Emulated memory"),
-        ({"memory": "paced"}, "Emulated memory"),
+        *(({"memory": at}, "Emulated memory") for at in ("tmpfs/DRAM", "ext4 file", "paced")),
     ],
 )
 def test_important_limits_are_shown_prominently(given: dict[str, Any], message: str) -> None:

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,43 +44,25 @@ from beluga.transfer import ENGINES, CpuEngine, EngineEntry
 from beluga.transfer.dsa import nearest, work_queues
 
 REQUIRED = {
-    "bench",
-    "case",
-    "bytes",
-    "depth",
-    "threads",
-    "memory",
-    "coherence",
-    "p50_ns",
-    "p99_ns",
-    "ops_per_s",
-    "gb_per_s",
-    "limit",
-    "ratio_to_limit",
-    "machine",
-    "commit",
-    "command",
+    *("bench", "case", "bytes", "depth", "threads", "memory", "coherence", "p50_ns", "p99_ns"),
+    *("ops_per_s", "gb_per_s", "limit", "ratio_to_limit", "machine", "commit", "command"),
 }
-JUDGED = {
+JUDGED: dict[str, list[str]] = {  # those that are not listed are judged below
     "coherence": ["streamed store", "read after flush"],
     "latency": ["read", "write"],
     "bandwidth": ["read, uniform, interleaved", "write, skewed, not interleaved"],
     "rpc": ["c", "python"],
-    "rpc-peers": [],  # judged below
     "recovery": ["restart"],
     "copy": [
         *("gather_write", "scatter_read", "sparse_read"),
         *("null_gpu write, alone", "null_gpu read, alone", "null_gpu read, 2 processes"),
     ],
     "index": ["lookup", "reserve_commit"],
-    "indexer": [],  # judged below
     "events": ["in the server's loop", "put, with pauses", "put, without pauses"],
-    "blocks": [],  # judged below
-    "tiers-disk": [],  # judged below
-    "tiers-pool": [],  # judged below
-    "tiers-remote": [],  # judged below
-    "gateway": [],  # judged below
-    "scheduler": [],  # judged below
+}
+BELOW = {
+    *("rpc-peers", "indexer", "blocks", "tiers-disk", "tiers-pool", "tiers-remote", "gateway"),
+    "scheduler",
 }
 
 
@@ -91,11 +74,7 @@ Smoke = Callable[[str], list[Row]]
 
 HAS_REDIS = bool(importlib.util.find_spec("redis") and shutil.which("redis-server"))
 
-REDIS_PROGRAM = {
-    "file": importlib.util.find_spec("obstore") is not None,
-    "redis": importlib.util.find_spec("redis") is not None
-    and shutil.which("redis-server") is not None,
-}
+REDIS_PROGRAM = {"file": importlib.util.find_spec("obstore") is not None, "redis": HAS_REDIS}
 
 DSA_SIZES = (4096, 16384)
 
@@ -118,9 +97,10 @@ def test_every_row_has_the_required_fields(smoke: Smoke, name: str) -> None:
 
 @pytest.mark.parametrize("name", EACH)
 def test_rows_with_a_goal_have_a_ratio_and_a_spread(smoke: Smoke, name: str) -> None:
+    assert (name in JUDGED) != (name in BELOW)
     if name == "rpc" and len(cores()) < 2:
         pytest.skip("needs two cores")
-    for case in JUDGED[name]:
+    for case in JUDGED.get(name, []):
         rows = [r for r in smoke(name) if r["case"] == case and r["ratio_to_limit"] is not None]
         assert rows, case
         for row in rows:
@@ -164,29 +144,28 @@ def test_bandwidth_has_the_series_of_the_papers_figures(smoke: Smoke) -> None:
         assert re.search(r"another process (read|write)s [\d.]+ GB/s", str(loaded["note"]))
 
 
+def measure_at(bench: str, path: Path, **options: str) -> list[Row]:
+    return BENCHES[bench](Options(smoke=True, pool=(str(path),), **options))
+
+
 def test_a_pool_of_the_user_is_used_and_not_removed(tmp_path: Path) -> None:
     path = tmp_path / "device"
     Pool.create([path], device_size=40 << 20, coherence="software").close()
-    rows = BENCHES["latency"](Options(smoke=True, pool=(str(path),)))
+    rows = measure_at("latency", path)
     assert {row["coherence"] for row in rows if row["case"] == "write"} <= {"software", None}
     with Pool.open([path]) as pool:
         assert pool.devices[0].coherence == "software"
 
 
-def test_a_pool_with_blocks_is_not_written_over(tmp_path: Path) -> None:
+def test_a_pool_with_blocks_or_of_another_coherence_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "device"
-    with Pool.create([path], device_size=40 << 20) as pool:
+    with Pool.create([path], device_size=40 << 20, coherence="hardware") as pool:
+        with pytest.raises(PoolError, match="hardware"):
+            measure_at("coherence", path, coherence="software")
         address = lib.bl_pool_address(pool.handle, pool.geometry.extent_offset)
         ffi.cast("bl_extent_line *", address).state = lib.BL_EXTENT_OPEN
     with pytest.raises(PoolError, match="holds blocks"):
-        BENCHES["latency"](Options(smoke=True, pool=(str(path),)))
-
-
-def test_a_coherence_that_differs_from_the_pools_is_rejected(tmp_path: Path) -> None:
-    path = tmp_path / "device"
-    Pool.create([path], device_size=40 << 20, coherence="hardware").close()
-    with pytest.raises(PoolError, match="hardware"):
-        BENCHES["coherence"](Options(smoke=True, pool=(str(path),), coherence="software"))
+        measure_at("latency", path)
 
 
 def test_a_row_with_an_unknown_field_is_refused() -> None:
@@ -215,7 +194,7 @@ def test_skewed_offsets_are_mostly_hot() -> None:
 
 
 def test_each_step_is_measured_on_a_free_pool_and_on_a_full_one(
-    smoke: Callable[[str], list[Row]],
+    smoke: Smoke,
 ) -> None:
     rows = {str(row["case"]): row for row in smoke("blocks")}
     assert list(rows) == [
@@ -253,7 +232,7 @@ def test_the_costs_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < measured.route_s < 1
 
 
-def test_lookups_have_a_ratio_and_the_rest_percentiles(smoke: Callable[[str], list[Row]]) -> None:
+def test_lookups_have_a_ratio_and_the_rest_percentiles(smoke: Smoke) -> None:
     rows = {str(row["case"]): row for row in smoke("indexer")}
     for case in ("find_matches, c", "find_matches, python"):
         row = rows[case]
@@ -264,7 +243,7 @@ def test_lookups_have_a_ratio_and_the_rest_percentiles(smoke: Callable[[str], li
     assert all(0 < row["p50_ns"] <= row["p99_ns"] for row in rows.values())
 
 
-def test_both_engines_are_compared_with_fio(smoke: Callable[[str], list[Row]]) -> None:
+def test_both_engines_are_compared_with_fio(smoke: Smoke) -> None:
     if shutil.which("fio") is None:
         pytest.skip("fio is not installed")
     rows = smoke("tiers-disk")
@@ -288,7 +267,7 @@ def test_without_fio_a_row_has_the_reason(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.long
 def test_gets_during_tier_work_are_compared_with_the_same_gets_alone(
-    smoke: Callable[[str], list[Row]],
+    smoke: Smoke,
 ) -> None:
     onboard, hit = smoke("tiers-pool")
     assert onboard["case"] == "onboard beside offloads, 200 MB/s"
@@ -320,7 +299,7 @@ def test_the_ratio_is_that_of_the_99th_percentiles() -> None:
     assert str(row["note"]).endswith("beside tests, 0.00 ms alone: 4.00 times")
 
 
-def test_each_store_is_compared_with_its_bare_client(smoke: Callable[[str], list[Row]]) -> None:
+def test_each_store_is_compared_with_its_bare_client(smoke: Smoke) -> None:
     rows = smoke("tiers-remote")
     for engine, installed in REDIS_PROGRAM.items():
         mine = [row for row in rows if row["engine"] == engine]
@@ -332,23 +311,24 @@ def test_each_store_is_compared_with_its_bare_client(smoke: Callable[[str], list
             assert 0 < row["ratio_q1"] <= row["ratio_to_limit"] <= row["ratio_q3"]
 
 
+def dsa_rows(**queue: Any) -> list[Row]:
+    with ground(Options(smoke=True), devices=1) as pool:
+        recorder, region = Recorder("coherence", Options(smoke=True), {}), region_of(pool)
+        rows = dsa_coherence(recorder, region, 16384, **queue)
+        return rows + dsa_latency(recorder, region, DSA_SIZES, [], **queue)
+
+
 def test_without_a_device_rows_are_skipped_with_a_reason() -> None:
     if nearest(work_queues(), set()):
         pytest.skip("there is a DSA")
-    with ground(Options(smoke=True), devices=1) as pool:
-        recorder, region = Recorder("coherence", Options(smoke=True), {}), region_of(pool)
-        rows = dsa_coherence(recorder, region, 16384)
-        rows += dsa_latency(recorder, region, DSA_SIZES, [])
+    rows = dsa_rows()
     assert [row["case"] for row in rows] == [*CASES, "dsa read", "dsa write"]
     assert all(str(row["note"]).startswith("skipped: ") for row in rows)
     assert all(row["ops_per_s"] is None for row in rows)
 
 
 def test_rows_of_a_software_queue_are_measured_and_marked() -> None:
-    with ground(Options(smoke=True), devices=1) as pool:
-        recorder, region = Recorder("coherence", Options(smoke=True), {}), region_of(pool)
-        rows = dsa_coherence(recorder, region, 16384, queue=soft_portal)
-        rows += dsa_latency(recorder, region, DSA_SIZES, [], queue=soft_portal)
+    rows = dsa_rows(queue=soft_portal)
     assert len(rows) == len(CASES) + 2 * len(DSA_SIZES)
     for row in rows:
         assert str(row["note"]).startswith("software queue")
@@ -372,19 +352,15 @@ def test_the_crossover_is_the_size_from_which_dsa_stays_faster(
 
 
 @pytest.fixture(scope="module")
-def scheduler_rows(smoke: Callable[[str], list[Row]]) -> dict[str, Row]:
+def scheduler_rows(smoke: Smoke) -> dict[str, Row]:
     return {str(row["case"]): row for row in smoke("scheduler")}
 
 
 @pytest.mark.long
 def test_every_order_and_the_decision_time_have_a_row(scheduler_rows: dict[str, Row]) -> None:
     virtual = {f"{name}, {how}" for name in orders(RATE) for how in ("at random", "evenly")}
-    decisions = {
-        "decision",
-        "decision, in C, alone",
-        "decision, in C, beside another",
-        "waiting, in C",
-    }
+    in_c = {"decision, in C, alone", "decision, in C, beside another", "waiting, in C"}
+    decisions = {"decision", *in_c}
     link = {f"caches, slow link, {how}" for how in ("ours", "one class")}
     memory = {f"caches, memory, {what}" for what in ("host's link", "no link")}
     assert scheduler_rows.keys() == virtual | decisions | link | memory
@@ -465,7 +441,7 @@ def test_the_time_on_an_idle_link_is_proportional_to_the_block() -> None:
 
 
 @pytest.fixture(scope="module")
-def gateway_rows(smoke: Callable[[str], list[Row]]) -> dict[str, Row]:
+def gateway_rows(smoke: Smoke) -> dict[str, Row]:
     pytest.importorskip("aiohttp", reason="the router's packages are not installed")
     return {str(row["case"]): row for row in smoke("gateway")}
 
@@ -505,7 +481,7 @@ needs_two_cores = pytest.mark.skipif(len(cores()) < 2, reason="needs two cores")
 
 @needs_two_cores
 @pytest.mark.long
-def test_every_library_has_a_row_or_a_reason(smoke: Callable[[str], list[Row]]) -> None:
+def test_every_library_has_a_row_or_a_reason(smoke: Smoke) -> None:
     rows = {row["peer"]: row for row in smoke("rpc-peers") if row["peer"] in ECHOES}
     assert set(rows) == {"gRPC", "ZeroMQ", "iceoryx2", "pipe", "Redis"}
     for name, row in rows.items():
@@ -519,7 +495,7 @@ def test_every_library_has_a_row_or_a_reason(smoke: Callable[[str], list[Row]]) 
 
 @needs_two_cores
 def test_the_papers_figures_of_rdma_are_rows_without_a_measurement(
-    smoke: Callable[[str], list[Row]],
+    smoke: Smoke,
 ) -> None:
     rows = [row for row in smoke("rpc-peers") if row["case"] == "the paper's machine"]
     figures = {(row["peer"], row["depth"]): row["paper"] for row in rows}
@@ -531,7 +507,7 @@ def test_the_papers_figures_of_rdma_are_rows_without_a_measurement(
 
 
 @needs_two_cores
-def test_calls_from_c_and_from_python_have_rows(smoke: Callable[[str], list[Row]]) -> None:
+def test_calls_from_c_and_from_python_have_rows(smoke: Smoke) -> None:
     rows = {row["case"]: row for row in smoke("rpc-peers") if row["peer"] is None}
     assert list(rows) == ["C to C", "Python to Python, by number", "Python to Python, by name"]
     assert all(row["bytes"] == 64 and row["ops_per_s"] > 0 for row in rows.values())
@@ -544,7 +520,7 @@ def test_a_missing_library_is_reported_with_its_install_command() -> None:
 
 
 @needs_two_cores
-def test_mooncakes_master_has_a_row_or_a_reason(smoke: Callable[[str], list[Row]]) -> None:
+def test_mooncakes_master_has_a_row_or_a_reason(smoke: Smoke) -> None:
     (row,) = [row for row in smoke("rpc-peers") if row["peer"] == "Mooncake"]
     assert (row["case"], row["bytes"]) == ("Python to a master in C++", 64)
     if why := rpc_peers._mooncake_missing():

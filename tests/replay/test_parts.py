@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from support.refusals import Refusal, refusals
 from support.virtual_clock import Clock
 
 import beluga.child
@@ -79,13 +80,15 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, what: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "\n\n"])
-def test_an_empty_trace_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "trace").write_text(text)
-    with pytest.raises(TraceError, match="holds no requests"):
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [("", "holds no requests"), ("\n\n", "holds no requests"), (None, "No such file")],
+)
+def test_an_empty_trace_is_refused(tmp_path: Path, text: str | None, what: str) -> None:
+    if text is not None:
+        (tmp_path / "trace").write_text(text)
+    with pytest.raises(TraceError, match=what):
         read(tmp_path / "trace")
-    with pytest.raises(TraceError, match="No such file"):
-        read(tmp_path / "none")
 
 
 def test_ideal_hits_are_leading_blocks_of_earlier_requests() -> None:
@@ -129,11 +132,7 @@ def test_the_workload_is_made_of_120_conversations_of_ten_turns() -> None:
     # average.
     assert requests[0].timestamp < 500
     assert 5000 < requests[-1].timestamp < 20000
-    firsts = [
-        request
-        for request in requests
-        if len(request.hash_ids) * 16 - request.output_length == 12 * 16
-    ]
+    firsts = [each for each in requests if len(each.hash_ids) * 16 - each.output_length == 12 * 16]
     assert len(firsts) == 120
     assert 4000 < max(first.timestamp for first in firsts) < 5000
     spans = [request.timestamp for request in requests if request not in firsts]
@@ -196,16 +195,36 @@ def requests(*ids: Sequence[int], apart_ms: float = 0.0) -> list[TraceRequest]:
     return [TraceRequest(100 + n * apart_ms, 1, 1, list(chain)) for n, chain in enumerate(ids)]
 
 
+def replay(trace: list[TraceRequest], block_size: int, **moved: Any) -> Any:
+    options = run.ReplayOptions(block_size=block_size, client_count=1)
+    advance = moved.get("advance", lambda done, total: None)
+    return run.replay(trace, options, note=print, advance=advance)
+
+
+def smallest(blocks: int, total: int | None) -> Any:
+    return pool_size_for(requests(range(blocks)), 4096, total)
+
+
 # ---- Sizes.
 
 
-def test_a_pool_has_room_for_every_block_its_checksums_and_tables() -> None:
-    size = pool_size_for(requests(range(1000)), 4096, None)
-    blocks = 1000 + 1024
-    assert (size.block_count_max, size.lane_count) == (blocks, 16)
-    # 8 KiB plus 4 % and two lines per block, and 8 MiB of lanes, make 13 MB per device; then five
-    # stripes.
-    assert size.device_size == 11 * STRIPE_SIZE
+@pytest.mark.parametrize(
+    ("blocks", "total", "expected"),
+    [
+        # 8 KiB plus 4 % and two lines per block, and 8 MiB of lanes, make 13 MB per device; then
+        # five stripes.
+        (1000, None, (2024, 16, 11 * STRIPE_SIZE)),
+        (10, 64 * MIB + 4095, (1034, 16, 32 * MIB)),  # a given size is cut into stripes
+        (10, 67 * MIB, (1034, 16, 32 * MIB)),
+        # 16 lanes of 512 KiB and 1034 blocks of 128 bytes are 4 stripes.
+        (10, 24 * MIB, (1034, 16, 12 * MIB)),
+    ],
+)
+def test_a_pool_has_room_for_every_block_its_checksums_and_tables(
+    blocks: int, total: int | None, expected: tuple[int, int, int]
+) -> None:
+    size = smallest(blocks, total)
+    assert (size.block_count_max, size.lane_count, size.device_size) == expected
     assert size.total_size == 2 * size.device_size
 
 
@@ -215,20 +234,16 @@ def test_large_blocks_waste_little() -> None:
     assert stored < size.total_size < 1.03 * stored
 
 
-def test_a_pool_of_a_given_size_is_cut_into_stripes() -> None:
-    size = pool_size_for(requests(range(10)), 4096, 64 * MIB + 4095)
-    assert (size.device_size, size.total_size) == (32 * MIB, 64 * MIB)
-    assert size.block_count_max == 1034
-    assert pool_size_for(requests(range(10)), 4096, 67 * MIB).device_size == 32 * MIB
-
-
-def test_the_smallest_pool_has_its_tables_and_eight_stripes() -> None:
-    """16 lanes of 512 KiB and 1034 blocks of 128 bytes are 4 stripes."""
-    assert pool_size_for(requests(range(10)), 4096, 24 * MIB).total_size == 24 * MIB
-    with pytest.raises(ReplayError, match=r"of 24.0 MiB has no room .* at least 24 MiB"):
-        pool_size_for(requests(range(10)), 4096, 24 * MIB - 1)
-    with pytest.raises(ReplayError, match="at least 32 MiB"):
-        pool_size_for(requests(range(1 << 16)), 4096, 30 * MIB)
+@refusals(
+    (lambda: smallest(10, 24 * MIB - 1), ReplayError, "of 24.0 MiB has no room", "at least 24 MiB"),
+    (lambda: smallest(1 << 16, 30 * MIB), ReplayError, "at least 32 MiB"),
+    *(
+        (lambda size=size: replay([], size), ReplayError, f"of {size} bytes is too small or uneven")
+        for size in (0, 56, 63, 68)
+    ),
+)
+def test_impossible_sizes_are_refused(refusal: Refusal) -> None:
+    refusal()
 
 
 # ---- Results.
@@ -351,27 +366,29 @@ def test_the_reason_of_a_childs_end_is_reported(child: Any, code: str, message: 
         child(code).next_report()
 
 
-def test_a_child_is_ended_by_the_end_of_its_stdin(child: Any) -> None:
-    made = child("import sys; sys.stdin.read(); sys.exit(7)")
+HANGS = "import signal; signal.pause()"
+
+
+HANGS = "import signal; signal.pause()"
+
+
+@pytest.mark.parametrize(
+    ("code", "stdin", "status"),
+    [
+        ("sys.stdin.read(); sys.exit(7)", subprocess.PIPE, 7),  # by the end of its stdin
+        (HANGS, subprocess.PIPE, -signal.SIGKILL),
+        (HANGS, subprocess.DEVNULL, -signal.SIGTERM),  # without its own stdin
+    ],
+)
+def test_a_stopped_child_ends(
+    child: Any, monkeypatch: pytest.MonkeyPatch, code: str, stdin: int, status: int
+) -> None:
+    monkeypatch.setattr(process, "_STOP_TIMEOUT_S", 0.01 if status == -signal.SIGKILL else 60)
+    made = child("import sys; print('{\"ready\": 1}', flush=True); " + code, stdin)
+    assert made.next_report()
     made.stop()
-    assert made._child.returncode == 7
+    assert made._child.returncode == status
     assert made.stdout.closed
-
-
-def test_a_child_that_does_not_end_is_killed(child: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_STOP_TIMEOUT_S", 0.01)
-    made = child("print('{\"ready\": 1}', flush=True); import signal; signal.pause()")
-    assert made.next_report()
-    made.stop()
-    assert made._child.returncode == -signal.SIGKILL
-
-
-def test_a_child_without_its_own_stdin_is_signaled_to_end(child: Any) -> None:
-    made = child("print('{\"ready\": 1}', flush=True); import signal; signal.pause()",
-                 subprocess.DEVNULL)  # fmt: skip
-    assert made.next_report()
-    made.stop()
-    assert made._child.returncode == -signal.SIGTERM
 
 
 def test_ctrl_c_is_not_delivered_to_children(child: Any) -> None:
@@ -453,24 +470,9 @@ def test_the_pool_is_in_memory_if_it_fits(
     assert run._choose_parent(1, calls.append) == Path(run.tempfile.gettempdir())
 
 
-@pytest.mark.parametrize("size", [0, 56, 63, 68])
-def test_blocks_are_64_bytes_at_least_in_steps_of_8(size: int) -> None:
-    with pytest.raises(
-        ReplayError, match=f"of {size} bytes is too small or uneven; give a multiple of 8"
-    ):
-        run.replay(
-            [], run.ReplayOptions(block_size=size), note=print, advance=lambda done, total: None
-        )
-
-
 def test_the_smallest_block_is_replayed(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    moves: list[tuple[int, int]] = []
-    summary = run.replay(
-        requests([1, 2], [1, 2, 3]),
-        run.ReplayOptions(block_size=64, client_count=1),
-        note=print,
-        advance=lambda done, total: moves.append((done, total)),
-    )
+    moves: list[tuple[int, ...]] = []
+    summary = replay(requests([1, 2], [1, 2, 3]), 64, advance=lambda *move: moves.append(move))
     assert (summary.blocks_looked_up, summary.blocks_hit, summary.blocks_put) == (5, 2, 3)
     assert (summary.bytes_put, summary.bytes_got) == (3 * 64, 2 * 64)
     assert moves[-1] == (2, 2)

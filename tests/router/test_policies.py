@@ -227,7 +227,7 @@ CREDITED = [candidate(0, 4, active_decode_blocks=5), candidate(1)]
         (ISL_64, [candidate(taint=1.0)], {}, [1.8677]),
     ],
 )
-def test_linear_costs_what_its_formula_says(
+def test_the_cost_of_linear_follows_its_formula(
     query: Query, states: list[Candidate], chosen: dict[str, Any], expected: list[float]
 ) -> None:
     assert cost(query, *states, **chosen) == pytest.approx(expected, abs=1e-4)
