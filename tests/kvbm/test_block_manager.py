@@ -6,12 +6,10 @@ order of calls, failures and cancellations (Hypothesis).
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from numpy.typing import NDArray
+from support.forks import in_child
 from support.state_machines import each_budget
 
 from beluga import IndexServer, KVCache, Pool
@@ -201,7 +200,7 @@ def test_an_onboard_of_present_blocks_copies_nothing_and_does_not_wait() -> None
 
 
 def test_concurrent_onboards_of_chains_all_complete() -> None:
-    scene, failures = Scene(device=6, threads=True), []
+    scene = Scene(device=6, threads=True)
     with scene.manager:
         scene.sink(1, 2, 3, 4, 5)
         scene.sink(11, 12, 13, 14, 15)
@@ -212,20 +211,12 @@ def test_concurrent_onboards_of_chains_all_complete() -> None:
             for turn in range(100):
                 chain = list(range(first, first + order.randint(1, 5)))
                 name = f"{number} {turn}"
-                try:
-                    blocks = scene.manager.onboard(chain, name).result(WAIT_S)
-                    assert [block.key for block in blocks] == chain
-                except BaseException as error:
-                    failures.append(error)
-                    return
+                blocks = scene.manager.onboard(chain, name).result(WAIT_S)
+                assert [block.key for block in blocks] == chain
                 scene.manager.release(name)
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert failures == []
+        with ThreadPoolExecutor(6) as threads:
+            list(threads.map(work, range(6)))
     assert scene.pool.inflight_blocks == 0
 
 
@@ -414,13 +405,13 @@ def test_a_stalled_offload_does_not_delay_an_onboard() -> None:
 
 def test_a_manager_may_be_closed_by_a_callback_and_is_closed_in_a_forked_child() -> None:
     scene, closed = Scene(threads=True), threading.Event()
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(BaseException):
+
+    def onboard() -> None:
+        with pytest.raises(TierError, match="is closed"):
             scene.manager.onboard([1]).result(0)
-            os._exit(1)
-        os._exit(0 if scene.manager.flush(1) else 2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert scene.manager.flush(1)
+
+    assert in_child(onboard) == "None"
 
     def close(_: object) -> None:
         scene.manager.close()

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import random
 import sys
-import threading
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,51 +138,35 @@ def test_threads_neither_lose_nor_share_blocks() -> None:
     """Eight threads reserve, register, match, drop and cancel; no block has two owners."""
     pool = make(24)
     owners: dict[int, str] = {}
-    failures: list[str] = []
 
-    def steps(rng: random.Random, request: str) -> None:
+    def work(seed: int) -> None:
+        rng, request = random.Random(seed), f"r{seed}"
         for _ in range(150):
             future = pool.reserve(request, rng.randint(1, 6))
             if rng.random() < 0.2 and future.cancel():
                 continue
             blocks: list[MutableBlock] = future.result(WAIT_S)
             for block in blocks:
-                if owners.setdefault(block.index, request) != request:
-                    failures.append(f"block {block.index} has two owners")
-            if rng.random() < 0.5:
-                for block in blocks:
-                    del owners[block.index]
+                assert owners.setdefault(block.index, request) == request, "it has two owners"
+            registers = rng.random() < 0.5
+            for block in blocks:
+                del owners[block.index]
+            if registers:
                 for block in blocks:
                     block.fill(SIZE)
                     key = rng.randint(1, 40)
                     block.commit(key, parent=key // 2 or None)
                 pool.register(blocks)
                 pool.match([rng.randint(1, 40) for _ in range(3)], request)
-            else:
-                for block in blocks:
-                    del owners[block.index]
             pool.release(request)
-
-    def work(seed: int) -> None:
-        try:
-            steps(random.Random(seed), f"r{seed}")
-        except BaseException as error:
-            failures.append(repr(error))
-            raise
-        finally:
-            pool.release(f"r{seed}")
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(WAIT_S)
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(work, range(8)))
     finally:
         sys.setswitchinterval(interval)
-    assert failures == []
     assert (pool.available_blocks, len(pool._waiting)) == (24, 0)
     assert len({block.index for block in pool.reserve("all", 24).result(0)}) == 24
 

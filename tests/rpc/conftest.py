@@ -12,6 +12,7 @@ import pytest
 from other_machine import BULK, LANES, SLOTS, Elsewhere
 
 from beluga.pool import Pool
+from beluga.rpc import METHOD_USER, Server
 
 
 @pytest.fixture(params=["hardware", "software"])
@@ -38,6 +39,14 @@ def pool(paths: list[Path], coherence: str | list[str]) -> Iterator[Pool]:
         bulk_size=BULK,
     ) as pool:
         yield pool
+
+
+@pytest.fixture
+def server(pool: Pool) -> Iterator[Server]:
+    """An echo server."""
+    with Server(pool) as server:
+        server.handle(METHOD_USER, lambda request: request)
+        yield server
 
 
 @pytest.fixture

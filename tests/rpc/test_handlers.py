@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from other_machine import BULK, LANES
 from support.blocks import eventually
 from support.emulation import fewer
+from support.forks import in_child
 
 from beluga import Client, Handlers, IndexServer, Pool, Server
 from beluga._ffi import ffi, lib
@@ -407,40 +408,23 @@ def test_a_handler_may_stop_its_server(pool: Pool) -> None:
 
 
 def test_threads_share_a_client(client: Client) -> None:
-    wrong: list[object] = []
+    def call(size: int) -> None:
+        assert client.call("filled", size) == filled(size)
 
-    def call(number: int) -> None:
-        for turn in range(20):
-            size = number * 1000 + turn * 777
-            if client.call("filled", size) != filled(size):
-                wrong.append(size)
-
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(call, [n * 1000 + turn * 777 for turn in range(20) for n in range(8)]))
 
 
 def test_concurrent_sessions_get_their_own_results(pool: Pool) -> None:
-    wrong: list[object] = []
-    with Server(pool) as server:
+    def call(number: int) -> None:
+        with Client(pool) as client:
+            for turn in range(30):
+                size = number * 5000 + turn * 333
+                assert client.call("filled", size, timeout_s=60) == filled(size)
+
+    with Server(pool) as server, ThreadPoolExecutor(4) as threads:
         server.register(PLAIN, threads=4)
-
-        def call(number: int) -> None:
-            with Client(pool) as client:
-                for turn in range(30):
-                    size = number * 5000 + turn * 333
-                    if client.call("filled", size, timeout_s=60) != filled(size):
-                        wrong.append(size)
-
-        threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert wrong == []
+        list(threads.map(call, range(4)))
 
 
 def test_requests_wait_for_an_earlier_one_on_a_thread(client: Client) -> None:
@@ -563,22 +547,14 @@ def test_names_of_handlers_are_identifiers_and_unique() -> None:
 
 def test_a_forked_child_creates_its_own_client(paths: list[Path], client: Client) -> None:
     assert client.call("length", b"a") == 1
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        answer = b"wrong"
-        try:
+
+    def call() -> object:
+        with pytest.raises(ForkedSessionError):
             client.call("length", b"a")
-        except ForkedSessionError:
-            with Pool.open(paths) as opened, Client(opened) as own:
-                answer = b"%d" % own.call("length", b"abc", returns=int)
-        finally:
-            os.write(write, answer)
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as stream:
-        assert stream.read() == b"3"
-    os.waitpid(child, 0)
+        with Pool.open(paths) as opened, Client(opened) as own:
+            return own.call("length", b"abc")
+
+    assert in_child(call) == "3"
     assert client.call("length", b"ab") == 2
 
 

@@ -8,18 +8,17 @@ import contextlib
 import gc
 import itertools
 import logging
-import os
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from support import role
 from support.blocks import eventually
+from support.forks import in_child
 from support.interrupts import Interrupts
 from support.watched_core import WatchedCore
 
@@ -52,33 +51,6 @@ def core(monkeypatch: pytest.MonkeyPatch) -> WatchedCore:
 @pytest.fixture
 def coherence() -> str:
     return "hardware"
-
-
-@pytest.fixture
-def server(pool: Pool) -> Iterator[Server]:
-    with Server(pool) as server:
-        server.handle(METHOD_USER, lambda request: request)
-        yield server
-
-
-def in_child(work: Callable[[], object]) -> str:
-    """Return the result or the exception of ``work`` in a forked child, within ten seconds."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(10)
-        try:
-            os.write(write, str(work()).encode())
-        except BaseException as error:  # a child must not return into pytest
-            os.write(write, type(error).__name__.encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as stream:
-        text = stream.read().decode()
-    _, status = os.waitpid(child, 0)
-    return text if status == 0 else f"died of {status}"
 
 
 def interrupt() -> None:

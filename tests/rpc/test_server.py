@@ -6,13 +6,13 @@ reconnect.
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from pathlib import Path
 
 import pytest
 from support import roles
+from support.forks import in_child, surviving_child
 from support.role import Process
 
 from beluga._ffi import lib
@@ -135,20 +135,10 @@ def test_lock_files_do_not_accumulate(pool: Pool, paths: list[Path]) -> None:
 
 def test_a_forked_child_of_a_server_does_not_keep_the_pool(pool: Pool) -> None:
     server = serving(pool, b"1")
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(write)
-        os.read(read, 1)
-        os._exit(0)
-    try:
+    with surviving_child():
         server.stop()
         with Server(pool):
             pass
-    finally:
-        os.close(write)
-        os.close(read)
-        os.waitpid(child, 0)
 
 
 def test_a_forked_child_of_a_server_holds_no_descriptors(pool: Pool) -> None:
@@ -156,23 +146,13 @@ def test_a_forked_child_of_a_server_holds_no_descriptors(pool: Pool) -> None:
         links = list(Path("/proc/self/fd").iterdir())
         return {(link.name, str(link.readlink())) for link in links if link.is_symlink()}
 
-    read, write = os.pipe()
     before = held()
     server = serving(pool, b"1")
     # The server itself opens the directory for a moment when it cleans it.
     files = {file for file in held() - before if file[1] != str(pool.runtime_dir)}
     assert {link.partition(":")[0] for _, link in files} >= {"socket", "anon_inode"}
     assert any(link.startswith(str(pool.runtime_dir)) for _, link in files)
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(write, repr(held() & files).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as stream:
-        assert stream.read() == b"set()"
-    os.waitpid(child, 0)
+    assert in_child(lambda: held() & files) == "set()"
     server.stop()
 
 

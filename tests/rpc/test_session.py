@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from other_machine import LANES
 from support import role, roles
 from support.blocks import eventually
 from support.emulation import fewer
+from support.forks import in_child, surviving_child
 from support.role import Process
 
 from beluga import IndexServer, KVCache
@@ -25,13 +26,6 @@ from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, Client, Server
 
 # ---- Sessions: lanes are assigned and released; many sessions, forks and deaths.
-
-
-@pytest.fixture
-def server(pool: Pool) -> Iterator[Server]:
-    with Server(pool) as server:
-        server.handle(METHOD_USER, lambda request: request)
-        yield server
 
 
 def liveness_locks(pool: Pool) -> int:
@@ -75,39 +69,24 @@ def test_closing_releases_the_lane_and_leaves_no_files(pool: Pool, server: Serve
 
 
 def test_threads_with_separate_clients_get_their_own_replies(pool: Pool, server: Server) -> None:
-    wrong: list[str] = []
-
-    def work(name: str) -> None:
+    def work(name: int) -> None:
         with Client(pool) as client:
             for number in range(300):
-                request = f"{name} {number}".encode() * (1 + number % 3 * 40)
-                if client.call(METHOD_USER, request) != request:
-                    wrong.append(f"{name} {number}")
+                request = f"thread {name} {number}".encode() * (1 + number % 3 * 40)
+                assert client.call(METHOD_USER, request) == request
 
-    threads = [threading.Thread(target=work, args=(f"thread {i}",)) for i in range(LANES)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(LANES) as threads:
+        list(threads.map(work, range(LANES)))
     assert server.stat().call_count == LANES * 300
 
 
 def test_threads_may_share_a_client(pool: Pool, server: Server) -> None:
-    wrong: list[int] = []
-    with Client(pool) as client:
+    def work(first: int) -> None:
+        for number in range(first, first + 200):
+            assert client.call(METHOD_USER, b"%d" % number) == b"%d" % number
 
-        def work(first: int) -> None:
-            for number in range(first, first + 200):
-                if client.call(METHOD_USER, b"%d" % number) != b"%d" % number:
-                    wrong.append(number)
-
-        threads = [threading.Thread(target=work, args=(i * 1000,)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert wrong == []
+    with Client(pool) as client, ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(0, 4000, 1000)))
 
 
 def test_processes_call_concurrently(pool: Pool, server: Server, paths: list[Path]) -> None:
@@ -182,26 +161,6 @@ def test_a_client_that_sleeps_past_its_deadline_gets_a_reply_that_arrived(
         assert server.stat().attach_count == 1
 
 
-def in_child(work: Callable[[], str]) -> str:
-    """Return the result of ``work`` in a forked child, or the name of the exception if it raised
-    one.
-    """
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(write, work().encode())
-        except BaseException as error:  # a child must not return into pytest
-            os.write(write, type(error).__name__.encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as stream:
-        text = stream.read().decode()
-    _, status = os.waitpid(child, 0)
-    return text if status == 0 else f"died of {status}"
-
-
 def test_a_forked_child_is_rejected_and_its_parent_continues(pool: Pool, server: Server) -> None:
     with Client(pool) as client:
         assert client.call(METHOD_USER, b"before") == b"before"
@@ -236,19 +195,10 @@ def test_a_forked_child_attaches_with_its_own_session(
 
 
 def test_a_surviving_child_does_not_keep_its_parents_session(pool: Pool, server: Server) -> None:
-    read, write = os.pipe()
-    with Client(pool):
-        child = os.fork()
-        if child == 0:
-            os.close(write)
-            os.read(read, 1)
-            os._exit(0)
-    try:
+    with contextlib.ExitStack() as stack:
+        with Client(pool):
+            stack.enter_context(surviving_child())
         assert eventually(lambda: server.stat().live_count == 0)
-    finally:
-        os.close(write)
-        os.close(read)
-        os.waitpid(child, 0)
 
 
 def call_at_exit(paths: list[str]) -> None:

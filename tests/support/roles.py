@@ -20,7 +20,6 @@ from support.blocks import BLOCK_WORDS, CHAIN, content, keys, states
 from support.role import lines, reply
 from support.soft_dsa import soft_engine
 
-from beluga.errors import BelugaError
 from beluga.index import BlockState, Grant, IndexClient, IndexServer
 from beluga.kvcache import KVCache
 from beluga.pool import Pool
@@ -82,8 +81,6 @@ def call(pool: Pool) -> None:
             if verb == "hold":
                 hold_interpreter(float(number))
                 reply("held")
-            elif verb == "fork":
-                reply(fork_and_call(client))
             else:
                 requests = [f"{client.stat().nonce:x} {i}".encode() for i in range(int(number))]
                 reply(sum(client.call(METHOD_USER, r) == r for r in requests))
@@ -96,27 +93,6 @@ def hold_interpreter(seconds: float) -> None:
     while time.perf_counter() < end:
         pass
     sys.setswitchinterval(before)
-
-
-def fork_and_call(client: Client) -> str:
-    """Return the result of a call by a forked child's copy of the session."""
-    import os
-
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            client.call(METHOD_USER, b"from the child")
-            os.write(write, b"answered")
-        except BelugaError as error:
-            os.write(write, type(error).__name__.encode())
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    text = os.read(read, 100).decode()
-    os.close(read)
-    os.close(write)
-    return text
 
 
 @over_pool

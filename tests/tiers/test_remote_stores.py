@@ -39,6 +39,7 @@ from remote_stores import (
 )
 from support import role
 from support.blocks import eventually
+from support.forks import in_child
 from support.role import Process
 
 from beluga import KVCache, Pool
@@ -222,16 +223,13 @@ def test_a_forked_child_opens_its_own_connection() -> None:
     tier = RemoteTier(store, name="test://forked")
     records, payload = blocks([10])
     assert tier.save(records, payload).all()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
+
+    def load() -> None:
+        with pytest.raises(TierError, match="after fork"):
             tier.load(records["key"])
-        except TierError as error:
-            status = 0 if "after fork" in str(error) else 2
         tier.close()
-        os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    assert in_child(load) == "None"
     assert tier.contains(records["key"]).all()
     tier.close()
 
