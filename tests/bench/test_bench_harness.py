@@ -30,8 +30,7 @@ from beluga_bench.harness.row import Recorder, is_emulated, is_smoke
 from beluga_bench.harness.tokens import SELECTED, analysis, run_lengths, selection
 from click.testing import CliRunner
 from numpy import float64
-from page.bench_row import row
-from page.well_formed import Page
+from page.well_formed import Page, row
 
 from beluga.cli.app import app
 from beluga.errors import BelugaError, CallTimeoutError

@@ -17,8 +17,7 @@ import beluga_bench
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from page.bench_row import row
-from page.well_formed import Page
+from page.well_formed import Page, row
 
 from beluga import IndexServer, KVCache
 from beluga.cli import doctor as command

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
+from typing import Any
+
+from beluga_bench import FIELDS, Row
 
 _VOID = {"meta", "br", "link", "img"}
 _OUTSIDE = {"src", "srcset", "action", "data", "poster", "xlink:href"}
@@ -58,3 +61,17 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         for tag in set(self.open):
             self.texts[tag][-1] += data
+
+
+# ---- Rows
+
+
+def row(bench: str = "rpc", case: str = "c", **given: Any) -> Row:
+    made: Row = {
+        **dict.fromkeys(FIELDS), "bench": bench, "case": case, "machine": "a CPU",
+        "commit": "unknown", "date": "2026-01-02", "command": f"beluga bench {bench}",
+        "memory": "devdax", "coherence": "software", "p50_ns": 950.0, "p99_ns": 1234.0,
+        "ops_per_s": 1_100_000, "depth": 1, "limit": 2_200_000, "limit_unit": "ops/s",
+        "ratio_to_limit": 0.5, "ratio_q1": 0.4, "ratio_q3": 0.6, "noisy": False,
+    }  # fmt: skip
+    return made | given
