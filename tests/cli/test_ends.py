@@ -318,29 +318,6 @@ def test_a_command_starts_if_its_packages_are_installed(arguments: list[str]) ->
     assert "it has begun" in beluga(*arguments).stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            [*SIMULATE, "--report", "/nowhere/report.html"],
-            "/nowhere/report.html: No such file or directory",
-        ),
-        long([*SIMULATE, "--report", "/proc/report.html"], "/proc/report.html"),
-        long(
-            ["bench", "report", "--out", "/nowhere/page.html"],
-            "/nowhere/page.html: No such file or directory",
-        ),
-        (["get", "key", "/nowhere/block"], "/nowhere/block: No such file or directory"),
-    ],
-)
-def test_the_output_path_is_checked_before_the_work(arguments: list[str], message: str) -> None:
-    refused = beluga(*arguments)
-    assert refused.returncode == 2
-    assert message in refused.stderr
-    assert refused.stderr.count("\n") == 1
-    assert "begun" not in refused.stderr
-
-
 @pytest.mark.parametrize("closed", [long("<&-"), long(">&-"), long("2>&-"), "<&- >&- 2>&-"])
 def test_closed_streams_cause_no_failure(pool: list[str], closed: str) -> None:
     """The next file that is opened must not get a stream's number, or it would be written to."""

@@ -174,12 +174,6 @@ def test_destroying_part_of_a_pool_requires_force(run: Run, pool: list[str]) -> 
     assert run("pool", "destroy", paths[1], "--yes", "--force").returncode == 0
 
 
-def test_an_invalid_size_is_a_usage_error(run: Run, paths: list[str]) -> None:
-    refused = run("pool", "create", *paths, "--size", "much")
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "'much' is not a size" in refused.stderr
-
-
 def test_each_device_has_and_shows_its_coherence(run: Run, shm: Path) -> None:
     paths = [shm / "a", shm / "b"]
     mixed = ["--coherence", "software", "--coherence", "hardware"]

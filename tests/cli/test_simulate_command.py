@@ -124,40 +124,6 @@ def test_unequal_memory_sizes_are_reported(run: Run, trace: Path) -> None:
     assert "not equal: the pool has 1 TiB, all DRAM together 64 GiB" in ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        (("--format", "azure"), "no columns TIMESTAMP"),
-        (("--policy", "random", "--report", "x.pdf"), "--report 'x.pdf' is not .html"),
-    ],
-)
-def test_invalid_combinations_are_rejected_in_one_line(
-    run: Run, trace: Path, options: tuple[str, ...], what: str
-) -> None:
-    ended = run("simulate", trace, *options)
-    assert ended.returncode != 0
-    [line] = [line for line in ended.stderr.splitlines() if ": error: " in line]
-    assert what in line
-    assert ended.stdout == ""
-
-
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        (("--policy", "x"), "no policy 'x'; choose"),
-        (("--model", "x"), "no costs for the model 'x'"),
-        (("--format", "x"), "is 'x'; give mooncake"),
-        (("--rate", "0"), "--rate"),
-    ],
-)
-def test_an_invalid_option_value_is_a_usage_error(
-    run: Run, trace: Path, options: tuple[str, ...], what: str
-) -> None:
-    ended = run("simulate", trace, *options)
-    assert ended.returncode == 2
-    assert what in ended.stderr
-
-
 def row(policy: str, ttft_s: float | None, *, seed: int | None = None, memory: str = "pool") -> Row:
     fields: dict[str, Any] = {field.name: 0.0 for field in dataclasses.fields(Row)}
     fields |= {"policy": policy, "memory": memory, "seed": seed, "spread": None}
@@ -354,62 +320,6 @@ def test_a_report_has_all_rows(
     assert origin.keys() == {"Command", "Version", "Machine", "Date"}
     assert (trace.name, options) == ("a-trace", Options())
     assert rows == simulation.rows
-
-
-@pytest.mark.parametrize(
-    ("arguments", "what"),
-    [
-        (("--memory", "none"), "--memory is 'none'; give pool, split or both"),
-        (("--scale-at", "1:2"), "write 600:+2 or 600:-1"),
-        (("--scale-at", "1:+0"), "write 600"),
-        (("--scale-at", "1:+99999999999"), "workers is at most 65536"),
-        (("--preset", "none"), "there is no --preset 'none'; choose one of feasibility"),
-        (("--speed", "1,0"), "--speed is 0, but must be from 1e-06 to 1e+06"),
-        (("--speed", "1e-300"), "but must be from 1e-06"),
-        (("--speed", "inf"), "but must be from 1e-06"),
-        (("--policy", "none"), "there is no policy 'none'"),
-        (("--model", "none"), "none"),
-        (("--pool-bytes", "0"), "--pool-bytes is 0, but must be at least 1"),
-        (("--local-bandwidth", "0"), "--local-bandwidth is 0.0, but must be greater than 0"),
-        (("--bandwidth", "inf"), "--bandwidth is inf; give a finite number"),
-        (("--gpu-path", "none"), "of root-complex, switch, not 'none'"),
-        (("--report", "r.pdf"), "--report 'r.pdf' is not .html; give such a name"),
-        (("--engine", "none"), "--engine is one of"),
-        (("--eviction", "none"), "--eviction is one of"),
-        (("--rate", "inf"), "--rate"),
-        (("--rate", "0"), "--rate"),
-        (("--rate", "-1"), "--rate"),
-        (("--format", "none"), "--format"),
-        (("--policy", "linear:decay=-1"), "decay of policy linear is -1; give 0 or more; its sett"),
-        (
-            ("--policy", "random:decay=1"),
-            "policy random has no setting 'decay'; it has no settings",
-        ),
-    ],
-)
-def test_invalid_options_are_rejected_before_the_trace_is_read(
-    simulation: Simulation, arguments: tuple[str, ...], what: str
-) -> None:
-    refused = beluga("t", *arguments)
-    assert refused.exit_code == 2
-    assert what in " ".join(refused.stderr.replace("│", " ").split())
-    assert simulation.requested == {}
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("--ttft-goal", 0),
-        ("--planner", 0), ("--workers", 0), ("--seeds", 0), ("--workers", 10**8),
-        ("--adapters", 10**23), ("--adapters", 0), ("--devices", 0), ("--seeds", 99999999999999),
-    ],
-)  # fmt: skip
-def test_a_number_out_of_range_is_refused_by_its_option(
-    simulation: Simulation, option: str, value: float
-) -> None:
-    refused = beluga("t", option, value)
-    assert refused.exit_code == 2
-    assert option in refused.stderr
 
 
 def test_saturation_is_reported(simulation: Simulation) -> None:

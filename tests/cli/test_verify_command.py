@@ -350,21 +350,3 @@ def test_a_page_of_files_runs_nothing(benches: Benches, tmp_path: Path) -> None:
     read = Page(Path("page.html").read_text())
     assert {"one", "two"} <= set(read.texts["td"])
     assert "recorded in one.json, two.json; nothing was run" in read.texts["dd"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--out", "page.txt"], "does not end with .html"),
-        (["--out", "none/page.html"], "No such file or directory"),
-        (["nothing"], "no benchmark 'nothing'"),
-        (["--from", "none.json"], "No such file or directory"),
-    ],
-)
-def test_invalid_arguments_are_rejected_before_the_work(
-    benches: Benches, arguments: list[str], message: str
-) -> None:
-    benches["rpc"] = lambda options: pytest.fail("it ran")
-    ended = beluga(*arguments)
-    assert ended.exit_code != 0
-    assert message in ended.stderr + str(ended.exception)

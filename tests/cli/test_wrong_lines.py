@@ -263,6 +263,66 @@ TABLE = [
     ("gateway --worker http://a:1 --model m=foo", 2, "'foo' is not an engine's URL"),
     ("prefill-worker --engine http://a:1 --queue /nowhere --name m", 2, "is not a prefill queue"),
     ("serve --pool POOL --remote redis://", 2, "give redis://HOST:PORT/DATABASE"),
+    # A simulation, before its trace is read
+    *(
+        (f"simulate /nowhere --{option}", 2, text)
+        for option, text in [
+            ("memory none", "--memory is 'none'; give pool, split or both"),
+            ("scale-at 1:2", "write 600:+2 or 600:-1"),
+            ("scale-at 1:+0", "write 600"),
+            ("scale-at 1:+99999999999", "workers is at most 65536"),
+            ("preset none", "there is no --preset 'none'; choose one of feasibility"),
+            ("speed 1,0", "--speed is 0, but must be from 1e-06 to 1e+06"),
+            ("speed 1e-300", "but must be from 1e-06"),
+            ("speed inf", "but must be from 1e-06"),
+            ("policy none", "there is no policy 'none'; choose one of"),
+            ("policy linear:decay=-1", "decay of policy linear is -1; give 0 or more; its sett"),
+            ("policy random:decay=1", "policy random has no setting 'decay'; it has no settings"),
+            ("model none", "no costs for the model 'none'"),
+            ("pool-bytes 0", "--pool-bytes is 0, but must be at least 1"),
+            ("local-bandwidth 0", "--local-bandwidth is 0.0, but must be greater than 0"),
+            ("bandwidth inf", "--bandwidth is inf; give a finite number"),
+            ("gpu-path none", "of root-complex, switch, not 'none'"),
+            ("report r.pdf", "--report 'r.pdf' is not .html; give such a name"),
+            ("report /proc/report.html", "/proc/report.html"),
+            ("engine none", "--engine is one of"),
+            ("eviction none", "--eviction is one of"),
+            ("format none", "--format is 'none'; give mooncake"),
+            *((f"rate {rate}", "--rate") for rate in ("inf", "0", "-1")),
+            *((f"{name} 0", f"--{name}") for name in ("ttft-goal", "planner", "seeds")),
+            *((f"{name} 0", f"--{name}") for name in ("adapters", "devices")),
+            ("workers 100000000", "--workers"),
+            ("seeds 99999999999999", "--seeds"),
+            (f"adapters {HUGE}", "--adapters"),
+        ]
+    ),
+    ("simulate LIST --format azure", 2, "no columns TIMESTAMP"),
+    # Sizes of models
+    ("size --kv-heads 8 --memory 4G", 2, "need --layers"),
+    ("size x --layers 2", 2, "give a model or its numbers"),
+    ("size --layers 4 --memory 4G", 2, "needs layers, and KV heads"),
+    *(
+        (f"size --layers 64 --kv-heads 8 --head-dim 128 {options}", 2, text)
+        for options, text in [
+            ("--memory 1x", "1x"),
+            ("--recompute-ms 1 --model-costs x", "exclude each other"),
+            ("--memory 4G --model-costs x", "there are no --model-costs 'x'"),
+            ("--memory 4G --disk-bandwidth inf", "--disk-bandwidth"),
+            ("--memory 4G --recompute-ms inf", "--recompute-ms"),
+            (f"--memory 4G --position {HUGE}", "--position"),
+            ("--dtype F8 --memory 4G", "there is no element type F8; give one of F32"),
+        ]
+    ),
+    # Disks and stores are checked before a takeover.
+    ("serve --pool POOL --disk /dev/null --disk-bytes 16M", 2, "is not a folder, file or block"),
+    ("serve --pool POOL --disk= --disk-bytes 16M", 2, "the path of a disk tier is empty"),
+    ("serve --pool POOL --disk POOL --disk-bytes 16M", 2, "but is not a disk tier; give"),
+    ("serve --pool POOL --remote file:a", 2, "write file:///PATH"),
+    ("serve --pool POOL --remote file://BYTES/a/b", 2, "is not a folder; give"),
+    # More words
+    ("pool create FOLDER/a --size 99999T", 2, "--size; device_size"),
+    ("bench report --out page.txt", 2, "does not end with .html"),
+    ("bench report nothing", 2, "no benchmark 'nothing'"),
     # No server
     ("ping --pool POOL --timeout 1", 1, "no server answers on this pool; start one with"),
     ("stat --pool POOL", 1, "start one with 'beluga serve'"),
@@ -315,6 +375,7 @@ def test_a_wrong_line_is_one_line_with_its_mend(
     assert shown.err.startswith("beluga")
     assert ": error: " in shown.err
     assert (shown.err.count("\n"), text in shown.err) == (1, True), shown.err
+    assert not (tmp_path / "a").exists()
 
 
 # Options of sizes that have no limit of their own: of quotas and buffers, and of what is computed.
@@ -386,55 +447,18 @@ def test_an_absurd_size_is_one_error_and_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("line", "message"),
     [
-        (("--size", "99999T"), "--size; device_size"),
-        (("--size", "8M", "--block-bytes", "16M"), "--block-bytes (block_bytes) is from 64 to"),
+        ("explain k --field a=b --namespace foo", "--field and --namespace foo exclude each other"),
+        *(
+            (f"trace --session {session}", "give pid:N, host:N, lane:N or 16 hex digits")
+            for session in ("foo", "pid:x", "lane:")
+        ),
     ],
 )
-def test_an_impossible_pool_is_rejected_by_its_option(
-    tmp_path: Path, arguments: tuple[str, ...], message: str
+def test_a_wrong_line_about_a_served_pool_is_rejected(
+    pool: list[str], server: object, line: str, message: str
 ) -> None:
-    refused = beluga("pool", "create", tmp_path / "a", *arguments)
+    refused = beluga(*line.split(), *pool)
     assert refused.exit_code == 2
     assert message in output_of(refused)
-    assert not (tmp_path / "a").exists()
-
-
-def test_disks_and_stores_are_checked_before_a_takeover(tmp_path: Path) -> None:
-    (tmp_path / "pool").mkdir()
-    Pool.create(tmp_path / "pool/a", device_size=24 << 20, sparse=True).close()
-    (tmp_path / "plain").write_text("x")
-    for arguments, message in [
-        (("--disk", tmp_path / "no/disk", "--disk-bytes", "16M"), "there is no folder"),
-        (("--disk", "/dev/null", "--disk-bytes", "16M"), "is not a folder, file or block device"),
-        (("--disk", "", "--disk-bytes", "16M"), "the path of a disk tier is empty"),
-        (("--disk", tmp_path / "plain", "--disk-bytes", "16M"), "but is not a disk tier; give"),
-        (("--disk", tmp_path / "pool/a", "--disk-bytes", "16M"), "but is not a disk tier; give"),
-        (
-            ("--disk", tmp_path / "d", "--disk", f"{tmp_path}/./d", "--disk-bytes", "32M"),
-            "twice; give each disk once",
-        ),
-        (("--remote", "file:a"), "write file:///PATH"),
-        (("--remote", f"file://{tmp_path}/plain"), "plain is not a folder; give"),
-        (("--remote", f"file://{tmp_path}/plain/a/b"), "plain is not a folder; give"),
-    ]:
-        refused = beluga("serve", "--pool", tmp_path / "pool/a", *arguments)
-        assert refused.exit_code == 2
-        assert message in output_of(refused)
-        assert "serving" not in refused.output
-
-
-def test_explain_takes_either_fields_or_a_namespace(pool: list[str], server: object) -> None:
-    refused = beluga("explain", "k", *pool, "--field", "a=b", "--namespace", "foo")
-    assert refused.exit_code == 2
-    assert "--field and --namespace foo exclude each other" in output_of(refused)
-
-
-@pytest.mark.parametrize("session", ["foo", "pid:x", "lane:"])
-def test_an_impossible_session_number_is_rejected(
-    pool: list[str], server: object, session: str
-) -> None:
-    refused = beluga("trace", *pool, "--session", session)
-    assert refused.exit_code == 2
-    assert "give pid:N, host:N, lane:N or 16 hex digits" in output_of(refused)

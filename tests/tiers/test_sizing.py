@@ -327,30 +327,6 @@ def test_the_command_shows_the_advice_and_prints_it_as_json(tmp_path: Path) -> N
     assert later["break_even_bytes_per_s"] < advice["break_even_bytes_per_s"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (("--kv-heads", 8, "--memory", "4G"), 2, "need --layers"),
-        (("--trace", "/nowhere"), 1, "/nowhere: No such file or directory; name a trace"),
-        (("x", "--layers", 2), 2, "give a model or its numbers"),
-        ((*NUMBERS, "--memory", "1x"), 2, "1x"),
-        ((*NUMBERS, "--recompute-ms", 1, "--model-costs", "x"), 2, "exclude each other"),
-        ((*NUMBERS, "--memory", "4G", "--model-costs", "x"), 2, "there are no --model-costs 'x'"),
-        ((*NUMBERS, "--memory", "4G", "--disk-bandwidth", "inf"), 2, "--disk-bandwidth"),
-        ((*NUMBERS, "--memory", "4G", "--recompute-ms", "inf"), 2, "--recompute-ms"),
-        ((*NUMBERS, "--memory", "4G", "--position", 10**29), 2, "--position"),
-        (("--layers", 4, "--memory", "4G"), 2, "needs layers, and KV heads"),
-        ((*NUMBERS, "--dtype", "F8", "--memory", "4G"), 2, "no element type F8; give one of F32"),
-    ],
-)
-def test_wrong_command_lines_get_one_clear_line(
-    arguments: tuple[object, ...], status: int, message: str
-) -> None:
-    result = beluga(*arguments)
-    text = result.output + str(result.exception)
-    assert (result.exit_code, message in " ".join(text.replace("│", " ").split())) == (status, True)
-
-
 def shape(folder: Path, **fields: Any) -> KvShape:
     (folder / "config.json").write_text(json.dumps({**BASE, **fields}))
     return read_model(folder)
