@@ -285,13 +285,13 @@ def _rows(
     *,
     quiet: bool,
 ) -> list[Row]:
-    from beluga.simulate import sweep
+    from beluga.simulate import simulate as run_all
 
     runs_in_all = len(cases) * len(runs["policies"]) * len(runs["memories"]) * runs["seeds"]
     what = f"simulating {runs_in_all} runs of {len(trace):,} requests"
     with progress(what, shown=not quiet) as advance:
         at_once = processes or os.cpu_count() or 1
-        return sweep(trace, cases, processes=at_once, advance=advance, **runs)
+        return run_all(trace, cases, processes=at_once, advance=advance, **runs)
 
 
 def _write(report: Path, trace: Trace, options: Options, rows: Sequence[Row]) -> None:

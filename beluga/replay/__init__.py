@@ -2,7 +2,8 @@
 # Copyright The Beluga Authors
 """Replay of request traces through a new pool, with a check of every fetched byte."""
 
-from beluga.replay.run import ReplayOptions, Result, replay
+from beluga.replay.process import ReplayOptions
+from beluga.replay.run import Result, replay
 from beluga.replay.trace import (
     DEFAULT_BLOCK_TOKENS,
     Conversations,

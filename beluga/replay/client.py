@@ -50,22 +50,22 @@ class EngineTally:
 
 
 class EngineWorker:
-    """Replays requests, one at a time, in an engine with ``job.engine_blocks`` blocks.
+    """Replays requests, one at a time, in an engine with ``engine_blocks`` blocks.
 
     ``up`` and ``down`` are sessions of two threads: one onboards, the other one offloads.
     """
 
     def __init__(self, up: Client, down: Client, job: Job, cleanup: ExitStack) -> None:
         self.tally = Tally()
-        self._client, self._compare = up, job.compare
-        self._contents = Contents(job.block_size)
-        self._memory = _allocated(job.engine_blocks, job.block_size)
+        self._client, self._compare = up, job.options.compare
+        self._contents = Contents(job.options.block_size)
+        self._memory = _allocated(job.options.engine_blocks, job.options.block_size)
         self._up, self._down = (self._cache(client, job) for client in (up, down))
         view = View.of(self._memory.view(np.uint8))
         below = CacheTier(self._up, self._down, BlockLayout([view], ("block", "dim")))
-        self._device = BlockPool(_TIER, job.engine_blocks)
+        self._device = BlockPool(_TIER, job.options.engine_blocks)
         cleanup.callback(self._device.close)
-        self._manager = BlockManager(self._device, below, offload=job.engine_offload)
+        self._manager = BlockManager(self._device, below, offload=job.options.engine_offload)
         cleanup.callback(self._manager.close)
 
     def replay(self, request: TraceRequest, upcoming: TraceRequest | None = None) -> None:
@@ -118,7 +118,7 @@ class EngineWorker:
     def _cache(self, client: Client, job: Job) -> PatientCache:
         client.report.kind = "replay"
         cache = KVCache(client, namespace=job.namespace)
-        return PatientCache(cache, self.tally, patient=job.patient)
+        return PatientCache(cache, self.tally, patient=job.options.patient)
 
     def _compute(
         self, keys: list[bytes], ids: np.ndarray, hits: int, number: int
@@ -162,11 +162,11 @@ class ReplayWorker:
         self.tally = Tally()
         self._client = client
         client.report.kind = "replay"
-        self._compare = job.compare
+        self._compare = job.options.compare
         cache = KVCache(client, namespace=job.namespace)
-        self._cache = PatientCache(cache, self.tally, patient=job.patient)
-        self._contents = Contents(job.block_size)
-        self._blocks = np.empty((0, job.block_size // 8), np.uint64)
+        self._cache = PatientCache(cache, self.tally, patient=job.options.patient)
+        self._contents = Contents(job.options.block_size)
+        self._blocks = np.empty((0, job.options.block_size // 8), np.uint64)
 
     def replay(self, request: TraceRequest, upcoming: TraceRequest | None = None) -> None:
         """Get the request's blocks that exist, and put the others."""
@@ -219,14 +219,14 @@ def work(job: Job) -> None:
         pool = cleanup.enter_context(Pool.open(job.devices))
         client = cleanup.enter_context(Client(pool))
         worker: ReplayWorker | EngineWorker
-        if job.engine_blocks:
+        if job.options.engine_blocks:
             worker = EngineWorker(client, cleanup.enter_context(Client(pool)), job, cleanup)
         else:
             worker = ReplayWorker(client, job)
         progress = Progress(worker)
         report({"ready": True})
         for number in tickets(sys.stdin.fileno(), _REPORT_INTERVAL_S, progress.report):
-            expected = number + job.client_count
+            expected = number + job.options.client_count
             upcoming = requests[expected] if expected < len(requests) else None
             worker.replay(requests[number], upcoming)
             progress.advance()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The child processes of a replay: their jobs, their reports in lines of JSON on their stdout, the
-metrics that engines send to the server's exporter, and the dispatcher, which gives request numbers
-to clients through a shared pipe, each at its time.
+"""The options of a replay, and its child processes: their jobs, their reports in lines of JSON on
+their stdout, the metrics that engines send to the server's exporter, and the dispatcher, which
+gives request numbers to clients through a shared pipe, each at its time.
 """
 
 from __future__ import annotations
@@ -16,43 +16,135 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import IO, Any, cast
 
 import msgspec
 
 from beluga.child import start
+from beluga.choices import REPLAY_SIZE_MAX
 from beluga.errors import ReplayError
 from beluga.metrics import REGISTRY, Distribution, Sample
-from beluga.replay.trace import TraceRequest
+from beluga.pool import STRIPE_SIZE, show_size
+from beluga.replay.trace import TraceRequest, unique_count
 from beluga.threads import Thread
+
+DEVICE_COUNT = 2
+
+_BLOCK_SIZE_MIN = 64
+_PAGE_SIZE = 4096
+_LANE_COUNT_MIN = 16
+_LANE_SIZE = 512 << 10  # more than the default size of a lane's slots and bulk areas
+_TABLE_LINES_SIZE = 2 * 64  # one entry in each half
+_SPARE_STRIPES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """Arguments of ``Pool.create``. Sizes are in bytes."""
+
+    device_size: int
+    block_count_max: int
+    lane_count: int
+
+    @property
+    def total_size(self) -> int:
+        """The size of all devices together."""
+        return self.device_size * DEVICE_COUNT
+
+
+def pool_size_for(
+    requests: Sequence[TraceRequest],
+    block_size: int,
+    wanted_size: int | None,
+    *,
+    session_count: int = 1,
+) -> PoolSize:
+    """Return the least size that holds every block, or a pool of ``wanted_size`` bytes if that is
+    given. Raises ReplayError if that is too small, or if the blocks need more than a pool can have.
+    """
+    block_count, lane_count = unique_count(requests) + 1024, max(_LANE_COUNT_MIN, session_count)
+    if wanted_size is not None:
+        device_size = wanted_size // DEVICE_COUNT // STRIPE_SIZE * STRIPE_SIZE
+        stripes_min = (lane_count * _LANE_SIZE + block_count * _TABLE_LINES_SIZE) // STRIPE_SIZE + 8
+        if wanted_size < stripes_min * STRIPE_SIZE:
+            raise ReplayError(
+                f"a pool (--pool-bytes) of {show_size(wanted_size)} has no room for its tables and "
+                f"a few blocks; give at least {show_size(stripes_min * STRIPE_SIZE)}"
+            )
+        return PoolSize(device_size, block_count, lane_count)
+    chunks_size = block_size // 4096  # an upper bound for the checksums
+    stored_size = -(-(block_size + chunks_size) // _PAGE_SIZE) * _PAGE_SIZE
+    size = block_count * (stored_size + _TABLE_LINES_SIZE) + lane_count * _LANE_SIZE
+    stripe_count = size // DEVICE_COUNT // STRIPE_SIZE + 1 + _SPARE_STRIPES
+    pool = PoolSize(stripe_count * STRIPE_SIZE, block_count, lane_count)
+    if pool.total_size > REPLAY_SIZE_MAX:
+        raise ReplayError(
+            f"{block_count:,} blocks of {show_size(block_size)} do not fit into a pool, which has "
+            f"at most {show_size(REPLAY_SIZE_MAX)}; give a smaller --block-bytes"
+        )
+    return pool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """The options of a replay. Sizes are in bytes. ``speed`` 1 keeps the trace's own times, and
+    None never waits. ``disks`` to ``admission`` are the tiers below the pool
+    (:class:`beluga.tiers.TierSettings`). ``admin`` is the address of a page that shows the
+    replay. With ``engine_blocks``, each client is an engine with memory for this many blocks,
+    which it offloads by a policy of :data:`beluga.kvbm.OFFLOAD_POLICIES`.
+    """
+
+    client_count: int = 2
+    block_size: int = 4096
+    pool_size: int | None = None  # None: a pool that holds all blocks of the trace
+    speed: float | None = None
+    compare: bool = True
+    disks: tuple[str, ...] = ()
+    disk_size: int = 0
+    remotes: tuple[str, ...] = ()
+    offload: str = "wait"
+    admission: str = "always"
+    admin: tuple[str, int] | None = None
+    engine_blocks: int = 0
+    engine_offload: str = "wait"
+
+    @property
+    def patient(self) -> bool:
+        """Whether clients wait for a server that is restarted, and for tiers with a backlog."""
+        return bool(self.disks or self.remotes)
+
+    def check(self) -> None:
+        """Raise ReplayError for sizes that fit no trace."""
+        if self.block_size < _BLOCK_SIZE_MIN or self.block_size % 8:
+            raise ReplayError(
+                f"a block (--block-bytes) of {self.block_size} bytes is too small or uneven; give "
+                f"a multiple of 8, at least {_BLOCK_SIZE_MIN}"
+            )
+        self.size_for([])
+
+    def size_for(self, requests: Sequence[TraceRequest]) -> PoolSize:
+        """Return the size of the pool for these requests. Raises ReplayError if it is too small for
+        them, or larger than a pool can be.
+        """
+        return pool_size_for(
+            requests,
+            self.block_size,
+            self.pool_size,
+            session_count=self.client_count * (2 if self.engine_blocks else 1),
+        )
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A client's only argument, passed as JSON."""
+    """The only argument of a client or the server, passed as JSON. The server removes the
+    ``directory`` of the devices at its end.
+    """
 
-    devices: list[str]
-    trace: str
-    block_size: int  # bytes
-    compare: bool
-    namespace: str  # only of this replay: a disk may still have the blocks of others
-    patient: bool  # wait for a server that is restarted, and for tiers with a backlog
-    client_count: int = 1
-    engine_blocks: int = 0  # of an engine's own memory; 0 is a client without one
-    engine_offload: str = "wait"
-
-
-class ServerJob(msgspec.Struct, frozen=True):
-    """The server's only argument, passed as JSON. ``directory`` is removed at the end."""
-
+    options: ReplayOptions
     directory: str
     devices: list[str]
-    disks: list[str]
-    disk_bytes: int
-    remotes: list[str]
-    offload: str
-    admission: str
-    block_size: int
-    admin: tuple[str, int] | None  # the address of the page, over TCP
+    trace: str
+    namespace: str  # only of this replay: a disk may still have the blocks of others
 
 
 class PackedMetric(msgspec.Struct, array_like=True):

@@ -22,68 +22,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from beluga.choices import REPLAY_SIZE_MAX
 from beluga.errors import BadValueError, ReplayError
-from beluga.pool import STRIPE_SIZE, Pool, room, scratch_folder, show_size
+from beluga.pool import Pool, room, scratch_folder, show_size
 from beluga.replay.client import EngineTally
-from beluga.replay.process import Dispatcher, Job, Process, ProcessKilledError, ServerJob
+from beluga.replay.process import (
+    DEVICE_COUNT,
+    Dispatcher,
+    Job,
+    PoolSize,
+    Process,
+    ProcessKilledError,
+    ReplayOptions,
+)
 from beluga.replay.trace import TraceRequest, ideal_hit_rate, unique_count, write_trace
 from beluga.threads import Thread
-
-DEVICE_COUNT = 2
-
-_PAGE_SIZE = 4096
-_LANE_COUNT_MIN = 16
-_LANE_SIZE = 512 << 10  # more than the default size of a lane's slots and bulk areas
-_TABLE_LINES_SIZE = 2 * 64  # one entry in each half
-_SPARE_STRIPES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSize:
-    """Arguments of ``Pool.create``. Sizes are in bytes."""
-
-    device_size: int
-    block_count_max: int
-    lane_count: int
-
-    @property
-    def total_size(self) -> int:
-        """The size of all devices together."""
-        return self.device_size * DEVICE_COUNT
-
-
-def pool_size_for(
-    requests: Sequence[TraceRequest],
-    block_size: int,
-    wanted_size: int | None,
-    *,
-    session_count: int = 1,
-) -> PoolSize:
-    """Return the least size that holds every block, or a pool of ``wanted_size`` bytes if that is
-    given. Raises ReplayError if that is too small, or if the blocks need more than a pool can have.
-    """
-    block_count, lane_count = unique_count(requests) + 1024, max(_LANE_COUNT_MIN, session_count)
-    if wanted_size is not None:
-        device_size = wanted_size // DEVICE_COUNT // STRIPE_SIZE * STRIPE_SIZE
-        stripes_min = (lane_count * _LANE_SIZE + block_count * _TABLE_LINES_SIZE) // STRIPE_SIZE + 8
-        if wanted_size < stripes_min * STRIPE_SIZE:
-            raise ReplayError(
-                f"a pool (--pool-bytes) of {show_size(wanted_size)} has no room for its tables and "
-                f"a few blocks; give at least {show_size(stripes_min * STRIPE_SIZE)}"
-            )
-        return PoolSize(device_size, block_count, lane_count)
-    chunks_size = block_size // 4096  # an upper bound for the checksums
-    stored_size = -(-(block_size + chunks_size) // _PAGE_SIZE) * _PAGE_SIZE
-    size = block_count * (stored_size + _TABLE_LINES_SIZE) + lane_count * _LANE_SIZE
-    stripe_count = size // DEVICE_COUNT // STRIPE_SIZE + 1 + _SPARE_STRIPES
-    pool = PoolSize(stripe_count * STRIPE_SIZE, block_count, lane_count)
-    if pool.total_size > REPLAY_SIZE_MAX:
-        raise ReplayError(
-            f"{block_count:,} blocks of {show_size(block_size)} do not fit into a pool, which has "
-            f"at most {show_size(REPLAY_SIZE_MAX)}; give a smaller --block-bytes"
-        )
-    return pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,52 +127,7 @@ def _engines(tallies: Sequence[dict[str, Any]]) -> EngineTally | None:
 Note = Callable[[str], None]
 Advance = Callable[[int, int], None]
 
-_BLOCK_SIZE_MIN = 64
 _MEMORY = Path("/dev/shm")  # noqa: S108  the files lie in a fresh directory of mode 0700
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayOptions:
-    """The options of a replay. Sizes are in bytes. ``speed`` 1 keeps the trace's own times, and
-    None never waits. ``disks`` to ``admission`` are the tiers below the pool
-    (:class:`beluga.tiers.TierSettings`). ``admin`` is the address of a page that shows the
-    replay. With ``engine_blocks``, each client is an engine with memory for this many blocks,
-    which it offloads by a policy of :data:`beluga.kvbm.OFFLOAD_POLICIES`.
-    """
-
-    client_count: int = 2
-    block_size: int = 4096
-    pool_size: int | None = None  # None: a pool that holds all blocks of the trace
-    speed: float | None = None
-    compare: bool = True
-    disks: tuple[str, ...] = ()
-    disk_size: int = 0
-    remotes: tuple[str, ...] = ()
-    offload: str = "wait"
-    admission: str = "always"
-    admin: tuple[str, int] | None = None
-    engine_blocks: int = 0
-    engine_offload: str = "wait"
-
-    def check(self) -> None:
-        """Raise ReplayError for sizes that fit no trace."""
-        if self.block_size < _BLOCK_SIZE_MIN or self.block_size % 8:
-            raise ReplayError(
-                f"a block (--block-bytes) of {self.block_size} bytes is too small or uneven; give "
-                f"a multiple of 8, at least {_BLOCK_SIZE_MIN}"
-            )
-        self.size_for([])
-
-    def size_for(self, requests: Sequence[TraceRequest]) -> PoolSize:
-        """Return the size of the pool for these requests. Raises ReplayError if it is too small for
-        them, or larger than a pool can be.
-        """
-        return pool_size_for(
-            requests,
-            self.block_size,
-            self.pool_size,
-            session_count=self.client_count * (2 if self.engine_blocks else 1),
-        )
 
 
 def replay(
@@ -244,35 +151,11 @@ def replay(
         trace = directory / "trace.jsonl"
         write_trace(requests, trace)
         namespace = f"beluga replay {uuid.uuid4()}"
-        patient = bool(options.disks or options.remotes)
-        job = Job(
-            devices,
-            str(trace),
-            options.block_size,
-            options.compare,
-            namespace,
-            patient,
-            options.client_count,
-            options.engine_blocks,
-            options.engine_offload,
-        )
-        server_job = ServerJob(
-            str(directory),
-            devices,
-            list(options.disks),
-            options.disk_size,
-            list(options.remotes),
-            options.offload,
-            options.admission,
-            options.block_size,
-            options.admin,
-        )
+        job = Job(options, str(directory), devices, str(trace), namespace)
         dispatcher = Dispatcher(requests, options.speed)
         # this runs after the clients have ended, because it may wait for a reader
         cleanup.callback(dispatcher.stop)
-        clients = _Processes(
-            cleanup, job, server_job, options.client_count, dispatcher.read_end, note=note
-        )
+        clients = _Processes(cleanup, job, dispatcher.read_end, note=note)
         start_s = time.monotonic()
         dispatcher.start()
         tallies = clients.watch(lambda done: advance(done, len(requests)))
@@ -283,25 +166,15 @@ def replay(
 class _Processes:
     """The server, and the clients, which all read the same pipe."""
 
-    def __init__(  # noqa: PLR0913  made in one place
-        self,
-        cleanup: ExitStack,
-        job: Job,
-        server_job: ServerJob,
-        client_count: int,
-        tickets: int,
-        *,
-        note: Note,
-    ) -> None:
+    def __init__(self, cleanup: ExitStack, job: Job, tickets: int, *, note: Note) -> None:
         self._messages: queue.Queue[tuple[int, dict[str, Any] | ReplayError]] = queue.Queue()
-        self._cleanup, self._server_job = cleanup, server_job
-        self._again, self._note = job.patient, note
+        self._cleanup, self._note = cleanup, note
+        self._again, self._argument = job.options.patient, msgspec.json.encode(job).decode()
         self.server_restarts = 0
         self._server = server = self._serve()
-        argument = msgspec.json.encode(job).decode()
         self._clients = []
-        for index in range(client_count):
-            client = Process(f"client {index}", "beluga.replay.client", [argument], tickets)
+        for index in range(job.options.client_count):
+            client = Process(f"client {index}", "beluga.replay.client", [self._argument], tickets)
             cleanup.callback(client.stop)
             self._clients.append(client)
         for client in self._clients:
@@ -310,8 +183,7 @@ class _Processes:
             self._start_reader(index, process)
 
     def _serve(self) -> Process:
-        argument = msgspec.json.encode(self._server_job).decode()
-        server = Process("the server", "beluga.replay.server", [argument], subprocess.PIPE)
+        server = Process("the server", "beluga.replay.server", [self._argument], subprocess.PIPE)
         self._cleanup.callback(server.stop)
         if page := server.next_report().get("page"):
             self._note(f"page at {page}")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The server process of a replay, a program with a :class:`ServerJob` as its argument.
+"""The server process of a replay, a program with a :class:`Job` as its argument.
 
 It reports on stdout once it serves. Its stdin has the engines' metrics, which its exporter shows.
 It ends when its stdin does, and so with its parent. Then it removes the directory of the devices,
@@ -19,25 +19,27 @@ from beluga.admin import Admin, server_routes
 from beluga.errors import BelugaError
 from beluga.index import IndexServer
 from beluga.pool import Pool
-from beluga.replay.process import ServerJob, include, report
+from beluga.replay.process import Job, include, report
 from beluga.tiers import TierService, TierSettings
 
 
-def serve(job: ServerJob) -> None:
+def serve(job: Job) -> None:
     """Serve the pool until stdin ends."""
+    options = job.options
     tiers = TierSettings(
-        disks=tuple(job.disks),
-        disk_bytes=job.disk_bytes,
-        remotes=tuple(job.remotes),
-        offload=job.offload,
-        admission=job.admission,
-        block_bytes=job.block_size,
+        disks=options.disks,
+        disk_bytes=options.disk_size,
+        remotes=options.remotes,
+        offload=options.offload,
+        admission=options.admission,
+        block_bytes=options.block_size,
         owner="beluga replay",
     )
     with ExitStack() as cleanup:
         pool = cleanup.enter_context(Pool.open(job.devices))
         server = IndexServer(pool)
-        admin = Admin(server_routes(server, pool), directory=pool.runtime_dir, address=job.admin)
+        routes = server_routes(server, pool)
+        admin = Admin(routes, directory=pool.runtime_dir, address=options.admin)
         cleanup.callback(admin.stop)
         admin.start()
         service = TierService(server, pool, tiers) if tiers else None
@@ -55,7 +57,7 @@ def serve(job: ServerJob) -> None:
 
 def main() -> None:
     """Do the job, or report in one line why it failed."""
-    job = msgspec.json.decode(sys.argv[1], type=ServerJob)
+    job = msgspec.json.decode(sys.argv[1], type=Job)
     try:
         serve(job)
     except (BelugaError, OSError) as error:

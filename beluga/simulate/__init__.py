@@ -22,7 +22,7 @@ from beluga.simulate.options import (
 )
 from beluga.simulate.report import make_report
 from beluga.simulate.result import Course, Row, Spread, found_shares, goodput
-from beluga.simulate.run import simulate, sweep
+from beluga.simulate.run import simulate
 from beluga.simulate.trace import TIME_UNITS, Reading, Trace, TraceEntry, make_trace
 
 __all__ = [
@@ -49,7 +49,6 @@ __all__ = [
     "make_report",
     "make_trace",
     "simulate",
-    "sweep",
     "trace_requests",
     "unequal_memory",
 ]

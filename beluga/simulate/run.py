@@ -42,54 +42,27 @@ def run_job(trace: Trace, job: SimulatedJob) -> Row:
 Advance = Callable[[int, int], None]
 
 
-def _ignore(done: int, total: int) -> None:
-    pass
-
-
 def simulate(  # noqa: PLR0913  what to compare, by name
     trace: Trace,
-    options: Options,
+    options: Options | Sequence[Options],
     *,
     policies: Sequence[str],
     memories: Sequence[str] = MEMORIES,
     seeds: int = 1,
     courses: bool = False,
     processes: int = 1,
-    advance: Advance = _ignore,
+    advance: Advance = lambda done, total: None,
 ) -> list[Row]:
-    """Return a row per seed for each policy and memory, followed by their mean (seed None).
-    ``policies`` are those of ``make_policy``: names, with settings or without. ``memories`` are
-    pool (shared by all workers) and split (each worker's own DRAM). With ``courses``, the row of
-    the first seed and the mean have the course of the run.
+    """Return a row per seed for each policy and memory, followed by their mean (seed None); of
+    several clusters one after another. ``policies`` are those of ``make_policy``: names, with
+    settings or without. ``memories`` are pool (shared by all workers) and split (each worker's own
+    DRAM). With ``courses``, the row of the first seed and the mean have the course of the run.
 
     Up to ``processes`` runs run at once, each in a process of its own; the rows are the same.
     Raises SimulateError for an unknown name or setting, if a worker has no space for a single
     block, or if a process ends before its run does.
     """
-    return sweep(
-        trace,
-        [options],
-        policies=policies,
-        memories=memories,
-        seeds=seeds,
-        courses=courses,
-        processes=processes,
-        advance=advance,
-    )
-
-
-def sweep(  # noqa: PLR0913  what to compare, by name
-    trace: Trace,
-    cases: Sequence[Options],
-    *,
-    policies: Sequence[str],
-    memories: Sequence[str] = MEMORIES,
-    seeds: int = 1,
-    courses: bool = False,
-    processes: int = 1,
-    advance: Advance = _ignore,
-) -> list[Row]:
-    """Return the rows of :func:`simulate` for one cluster after another."""
+    cases = [options] if isinstance(options, Options) else options
     try:
         policies = [read_policy(policy) for policy in policies]
     except RouterError as error:
@@ -98,15 +71,13 @@ def sweep(  # noqa: PLR0913  what to compare, by name
         raise SimulateError("nothing to simulate; name a policy and a memory, and at least 1 seed")
     if not 1 <= processes <= COUNT_MAX:
         raise SimulateError(f"processes is from 1 to {COUNT_MAX}, not {processes}")
-    for options in cases:
-        block = trace.block_tokens * options.model.kv_bytes_per_token
-        if options.hbm_bytes < block:
-            raise SimulateError(
-                f"HBM of {options.hbm_bytes} bytes has no room for a block of {block}"
-            )
+    for case in cases:
+        block = trace.block_tokens * case.model.kv_bytes_per_token
+        if case.hbm_bytes < block:
+            raise SimulateError(f"HBM of {case.hbm_bytes} bytes has no room for a block of {block}")
     jobs = [
-        SimulatedJob(options, policy, memory, seed, course=courses and not seed)
-        for options in cases
+        SimulatedJob(case, policy, memory, seed, course=courses and not seed)
+        for case in cases
         for policy in policies
         for memory in memories
         for seed in range(seeds)

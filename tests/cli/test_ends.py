@@ -272,7 +272,7 @@ import sys
 import beluga.cli.simulate, beluga.cli.prefill_worker
 def begun(*arguments, **options):
     sys.exit("it has begun")
-beluga.cli.simulate.read_named = beluga.cli.simulate.sweep = begun
+beluga.cli.simulate.read_named = beluga.cli.simulate.run_all = begun
 import beluga_bench
 beluga_bench.BENCHES = {"rpc": begun}
 beluga.cli.prefill_worker.asyncio.run = begun  # replaces asyncio.run in all modules

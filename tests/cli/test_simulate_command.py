@@ -176,7 +176,7 @@ class SimpleTrace(list[None]):
 def simulation(monkeypatch: pytest.MonkeyPatch) -> Simulation:
     double = Simulation()
     monkeypatch.setattr("beluga.simulate.load_trace", double.load)
-    monkeypatch.setattr("beluga.simulate.sweep", double.run)
+    monkeypatch.setattr("beluga.simulate.simulate", double.run)
     return double
 
 

@@ -32,6 +32,7 @@ from beluga.index import BlockState
 from beluga.pool import STRIPE_SIZE
 from beluga.replay import (
     Conversations,
+    ReplayOptions,
     client,
     ideal_hit_rate,
     make_workload,
@@ -43,8 +44,8 @@ from beluga.replay import blocks as blocks_module
 from beluga.replay import read_trace as read
 from beluga.replay.blocks import Contents, digests
 from beluga.replay.client import ReplayWorker
-from beluga.replay.process import Dispatcher, Job, Process, report, tickets
-from beluga.replay.run import pool_size_for, summarize
+from beluga.replay.process import Dispatcher, Job, Process, pool_size_for, report, tickets
+from beluga.replay.run import summarize
 from beluga.replay.trace import TraceRequest
 
 GOOD = '{"timestamp": 1, "input_length": 2, "output_length": 3, "hash_ids": [4, 5]}\n'
@@ -542,9 +543,14 @@ class SharedClock(Clock):
         return self.now_s + self.cache.gets / 4096 + self.cache.puts / 1024
 
 
+def job(devices: Sequence[str] = (), trace: str = "", *, compare: bool = True) -> Job:
+    options = ReplayOptions(block_size=64, compare=compare)
+    return Job(options, "", list(devices), trace, "test")
+
+
 def worker(*, compare: bool = True) -> ReplayWorker:
     connection: Any = SimpleNamespace(ping=lambda: 2.5e-6, report=SimpleNamespace())
-    return ReplayWorker(connection, Job([], "", 64, compare, "test", False))
+    return ReplayWorker(connection, job(compare=compare))
 
 
 def key(block: int) -> bytes:
@@ -611,7 +617,7 @@ def test_a_client_reports_its_progress_ten_times_a_second(
 
     monkeypatch.setattr(client, "tickets", numbers)
     monkeypatch.setattr(client, "sys", SimpleNamespace(stdin=SimpleNamespace(fileno=lambda: 0)))
-    client.work(Job([], "", 64, True, "test", False))
+    client.work(job())
     assert calls[0] == {"ready": True}
     assert calls[1:-1] == [{"done": 2}, {"done": 4}]
     assert calls[-1]["tally"]["request_count"] == 5
@@ -636,8 +642,8 @@ class Context(SimpleNamespace):
 def test_a_client_reports_why_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     monkeypatch.setattr(client, "report", calls.append)
-    job = msgspec.json.encode(Job(["/none"], "/none/trace", 64, True, "test", False)).decode()
-    monkeypatch.setattr(client.sys, "argv", ["client", job])
+    argument = msgspec.json.encode(job(["/none"], "/none/trace")).decode()
+    monkeypatch.setattr(client.sys, "argv", ["client", argument])
     with pytest.raises(SystemExit) as ended:
         client.main()
     assert ended.value.code == 1

@@ -37,7 +37,6 @@ from beluga.simulate import (
     make_report,
     make_trace,
     simulate,
-    sweep,
 )
 from beluga.simulate.cluster import Cluster
 from beluga.simulate.memory import Request
@@ -276,10 +275,10 @@ def children() -> set[str]:
 
 def test_rows_are_the_same_in_the_same_order() -> None:
     cases = [Options(workers=3, speed=speed) for speed in (1.0, 40.0)]
-    alone = sweep(SMALL, cases, courses=True, **REQUESTED)
+    alone = simulate(SMALL, cases, courses=True, **REQUESTED)
     moves: list[tuple[int, int]] = []
     before = children()
-    together = sweep(
+    together = simulate(
         SMALL,
         cases,
         courses=True,
