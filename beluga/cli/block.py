@@ -9,15 +9,16 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from beluga.cli.frame import Argument, BadParameter, Exit, Legend, Option, explains
+from beluga.cli.frame import Argument, BadParameter, Exit, Legend, Option, OptionGroup, explains
 from beluga.cli.options import (
     Host,
     Json,
@@ -159,63 +160,30 @@ Keys = Annotated[
     list[str],
     Argument(metavar="KEY...", help="Keys: any text, or 32 to 128 hex digits of a digest."),
 ]
-NamespaceName = Annotated[
-    str,
-    Option(help="The namespace: its name, or its fingerprint of 16 digits, as in beluga ls."),
-]
 _FINGERPRINT = re.compile("[0-9a-f]{16}")
 _NAMED = 5  # keys listed in an error
 _NAMESPACE = "cli"  # the default
-Fields = Annotated[
-    list[str] | None,
-    Option(
-        "--field",
-        metavar="NAME=VALUE",
-        help=(
-            "A field of the namespace, such as dtype=bfloat16, instead of --namespace. Repeat the "
-            "option for each field. Digits are a number."
-        ),
-    ),
-]
-Salt = Annotated[str, Option(help="The salt of the namespace.")]
 
 
-def explain_keys(
-    keys: Keys,
-    pool: PoolPaths = None,
-    host: Host = None,
-    namespace: NamespaceName = _NAMESPACE,
-    field: Fields = None,
-    salt: Salt = "",
-    json: Json = False,
-) -> None:
-    """Show why each key hits or misses. The exit status is 1 if one misses.
+def _namespace_of(
+    namespace: str = _NAMESPACE,
+    field: list[str] | None = None,
+    salt: str = "",
+) -> Callable[..., Any]:
+    """Return a function that returns the namespace in a pool.
 
-    A key is a hash that includes its namespace: the model, dtype, layout, rank and salt of a block.
-    Blocks stored with a salt need --salt; blocks of namespaces that only other hosts opened cannot
-    be found.
+    --namespace: The namespace: its name, or its fingerprint of 16 digits, as in beluga ls.
+    --field NAME=VALUE: A field of the namespace, such as dtype=bfloat16, instead of --namespace.
+        Repeat the option for each field. Digits are a number.
+    --salt: The salt of the namespace.
     """
-    from beluga.kvcache import explain
-    from beluga.rpc import Client
-
-    with open_pool(pool) as opened, Client(opened, host=host) as client:
-        named = _namespace_of(opened, namespace, field, salt)
-        explanations = explain(client, named, [digest(key) for key in keys])
-    if json:
-        print_json(
-            [
-                {"name": key} | asdict(explanation)
-                for key, explanation in zip(keys, explanations, strict=True)
-            ]
-        )
-    else:
-        for key, explanation in zip(keys, explanations, strict=True):
-            click.echo(f"{key}: {explanation.state}, {explanation.cause}: {explanation.text}")
-    if any(explanation.state == "miss" for explanation in explanations):
-        raise Exit(1)
+    return partial(_namespace_in, name=namespace, fields=field, salt=salt)
 
 
-def _namespace_of(pool: Pool, name: str, fields: list[str] | None, salt: str) -> Namespace:
+NamespaceOf = Annotated[Callable[..., Any], OptionGroup(_namespace_of)]
+
+
+def _namespace_in(pool: Pool, name: str, fields: list[str] | None, salt: str) -> Namespace:
     """Return the namespace of the options."""
     from beluga.kvcache import Namespace, known_namespaces
 
@@ -240,6 +208,40 @@ def _namespace_of(pool: Pool, name: str, fields: list[str] | None, salt: str) ->
             "name (see 'beluga ls --namespaces')"
         )
     return Namespace({"name": name}, salt=salt)
+
+
+def explain_keys(
+    keys: Keys,
+    pool: PoolPaths = None,
+    host: Host = None,
+    *,
+    namespace_of: NamespaceOf,
+    json: Json = False,
+) -> None:
+    """Show why each key hits or misses. The exit status is 1 if one misses.
+
+    A key is a hash that includes its namespace: the model, dtype, layout, rank and salt of a block.
+    Blocks stored with a salt need --salt; blocks of namespaces that only other hosts opened cannot
+    be found.
+    """
+    from beluga.kvcache import explain
+    from beluga.rpc import Client
+
+    with open_pool(pool) as opened, Client(opened, host=host) as client:
+        named = namespace_of(opened)
+        explanations = explain(client, named, [digest(key) for key in keys])
+    if json:
+        print_json(
+            [
+                {"name": key} | asdict(explanation)
+                for key, explanation in zip(keys, explanations, strict=True)
+            ]
+        )
+    else:
+        for key, explanation in zip(keys, explanations, strict=True):
+            click.echo(f"{key}: {explanation.state}, {explanation.cause}: {explanation.text}")
+    if any(explanation.state == "miss" for explanation in explanations):
+        raise Exit(1)
 
 
 _BLOCKS = Legend(
@@ -351,9 +353,8 @@ def rm(
     keys: Keys,
     pool: PoolPaths = None,
     host: Host = None,
-    namespace: NamespaceName = _NAMESPACE,
-    field: Fields = None,
-    salt: Salt = "",
+    *,
+    namespace_of: NamespaceOf,
     json: Json = False,
 ) -> None:
     """Remove blocks. The exit status is 1 if one of them does not exist.
@@ -363,7 +364,7 @@ def rm(
     from beluga.kvcache import KVCache
 
     with open_pool(pool) as opened:
-        named = _namespace_of(opened, namespace, field, salt)
+        named = namespace_of(opened)
         with KVCache(opened, namespace=named, host=host) as cache:
             removed = {key: _remove(cache, digest(key)) for key in keys}
     if json:

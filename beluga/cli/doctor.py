@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from beluga.cli.frame import BadParameter, Exit, Legend, Option, explains
-from beluga.cli.options import Host, Json, PoolPaths, Wide, among, open_pool
+from beluga.cli.options import Host, Json, PoolPaths, Wide, open_pool
 from beluga.cli.output import print_facts, print_json, print_note, print_table
 from beluga.errors import VerifyError
 
@@ -68,7 +68,7 @@ _LEGEND = Legend(
 def verify(
     pool: PoolPaths = None,
     peer: bool = False,
-    role: Annotated[str | None, Option(completes=among("a", "b"))] = None,
+    role: Annotated[str | None, Option(words=("a", "b"))] = None,
     seconds: Annotated[float, Option(min=0)] = 3.0,
     timeout: Annotated[float, Option(min=0.1)] = 60.0,
     wide: Wide = False,
@@ -82,13 +82,13 @@ def verify(
     coherence.
 
     --peer: Run one side; run the other side on another host.
-    --role a|b: Which side this is. Side a determines the duration.
+    --role: Which side this is. Side a determines the duration.
     --seconds: The duration of the tests in seconds.
     --timeout: The longest silence of the other side in seconds.
     """
     from beluga.verify import verify_pool
 
-    if peer and role not in ("a", "b"):
+    if peer and role is None:
         raise BadParameter("--peer needs --role a on one host and --role b on the other")
     if role and not peer:
         raise BadParameter("--role goes with --peer")

@@ -95,6 +95,16 @@ class Argument(Option):
     """A positional argument of a command."""
 
 
+class OptionGroup(Option):
+    """Options that several commands have: the parameters of ``make``, whose docstring has their
+    help. A command's parameter with this annotation gets its result.
+    """
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        super().__init__()
+        self.make = make
+
+
 class Value(click.ParamType):  # type: ignore[type-arg]
     """The values of an option. Those of a number are in its range; infinity and NaN are in no
     range. ``toml`` are their types in beluga.toml, ``expected`` describes them.
@@ -388,11 +398,18 @@ def command_of(name: str, target: str) -> Command:
     function = getattr(import_module(f"beluga.cli.{module}"), attribute)
     params = parameters_of(function)
     several = {param.name for param in params if param.multiple or param.nargs == -1}
+    groups = {
+        name: (option.make, [param.name for param in parameters_of(option.make)])
+        for name, (_, option) in _annotations(function).items()
+        if isinstance(option, OptionGroup)
+    }
 
     @functools.wraps(function)
     def run(**values: Any) -> None:
-        ends = {name: list(values[name] or ()) or None for name in several}
-        function(**values | ends)
+        values |= {name: list(values[name] or ()) or None for name in several}
+        for group, (make, names) in groups.items():
+            values[group] = make(**{name: values.pop(name) for name in names})
+        function(**values)
 
     text, _ = _documented(function)
     return Command(name, callback=run, params=params, help=text, context_settings=_SETTINGS)
@@ -418,27 +435,40 @@ def _documented(function: Callable[..., None]) -> tuple[str, dict[str, tuple[str
     return "\n".join(lines[:first]).rstrip(), helps
 
 
-def parameters_of(function: Callable[..., None]) -> list[Any]:
+def parameters_of(function: Callable[..., Any]) -> list[Any]:
     """Return click's parameters for those of a function."""
-    hints = typing.get_type_hints(function, include_extras=True)
     _, helps = _documented(function)
-    params = [
-        _parameter(name, hints[name], parameter.default, helps)
-        for name, parameter in inspect.signature(function).parameters.items()
-    ]
+    defaults = inspect.signature(function).parameters
+    params = []
+    for name, (hint, option) in _annotations(function).items():
+        if isinstance(option, OptionGroup):
+            params += parameters_of(option.make)
+        else:
+            params.append(_parameter(name, hint, option, defaults[name].default, helps))
     if helps:
         raise TypeError(f"{function.__name__} has no parameter {', '.join(helps)}")
     return params
 
 
-def _parameter(name: str, hint: Any, default: Any, helps: dict[str, tuple[str, str]]) -> Any:
+def _annotations(function: Callable[..., Any]) -> dict[str, tuple[Any, Option]]:
+    """Return the type and the option of each parameter."""
+    annotations = {}
+    hints = typing.get_type_hints(function, include_extras=True)
+    for name in inspect.signature(function).parameters:
+        hint, option = hints[name], Option()
+        if typing.get_origin(hint) is typing.Union:  # Python 3.10 makes one of a default of None
+            inner = typing.get_args(hint)[0]
+            hint = inner if typing.get_origin(inner) is Annotated else hint
+        if typing.get_origin(hint) is Annotated:
+            hint, option = typing.get_args(hint)
+        annotations[name] = hint, option
+    return annotations
+
+
+def _parameter(
+    name: str, hint: Any, option: Option, default: Any, helps: dict[str, tuple[str, str]]
+) -> Any:
     """Return a parameter of click, and take its help."""
-    if typing.get_origin(hint) is typing.Union:  # Python 3.10 makes one of a default of None
-        inner = typing.get_args(hint)[0]
-        hint = inner if typing.get_origin(inner) is Annotated else hint
-    option = Option()
-    if typing.get_origin(hint) is Annotated:
-        hint, option = typing.get_args(hint)
     kind, several = _kind_of(hint)
     value = Value(kind, option)
     required = default is inspect.Parameter.empty

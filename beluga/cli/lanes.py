@@ -16,9 +16,6 @@ from beluga.cli import logs, serve
 from beluga.cli.detach import detached
 from beluga.cli.frame import Argument, BadParameter
 from beluga.cli.options import (
-    AdminAddress,
-    AdminTls,
-    AdminToken,
     Host,
     Json,
     JsonLines,
@@ -43,9 +40,8 @@ def serve_lanes(
     host: Host = None,
     declare_gone: serve.DeclaredGone = False,
     handler_threads: serve.HandlerThreads = 1,
-    admin: AdminAddress = "",
-    admin_token: AdminToken = None,
-    admin_tls: AdminTls = "",
+    *,
+    endpoint: serve.AdminEndpoint,
     detach: serve.Detach = False,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
@@ -62,7 +58,6 @@ def serve_lanes(
     from beluga.admin import ServerHealth, lane_routes
     from beluga.rpc import METHOD_USER, Server
 
-    secured = serve.secured_endpoint(admin, admin_token, admin_tls)
     registered = serve.named_handlers(handlers)
     if detach:
         detached(pool, json, module="cxl_rpc")
@@ -75,8 +70,8 @@ def serve_lanes(
             server.register(registered, threads=handler_threads)
         health = ServerHealth()
         routes = {**lane_routes(server, opened), **health.routes()}
-        with serve.answering(secured, routes, opened, json) as endpoint:
-            serve.serve_until_stopped(server, json=json, admin=endpoint, health=health)
+        with serve.answering(endpoint, routes, opened, json) as admin:
+            serve.serve_until_stopped(server, json=json, admin=admin, health=health)
 
 
 def call(

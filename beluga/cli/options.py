@@ -17,7 +17,6 @@ from beluga import config
 from beluga.cli.frame import BadParameter, Option
 from beluga.cli.logs import FORMATS, LEVELS
 from beluga.errors import (
-    AdminError,
     BelugaError,
     DeviceForeignError,
     DeviceMismatchError,
@@ -87,16 +86,6 @@ def among(*words: str) -> Callable[[str], list[str]]:
     return complete
 
 
-def admin_address(text: str) -> str:
-    """Parse the address of an admin endpoint."""
-    if text:
-        from beluga.admin import read_address  # slow to import
-
-        with as_bad_value(AdminError):
-            read_address(text)
-    return text
-
-
 Json = Annotated[bool, Option("--json", help="Print JSON on standard output.")]
 Wide = Annotated[
     bool,
@@ -127,37 +116,6 @@ Host = Annotated[
     ),
 ]
 Timeout = Annotated[float, Option("--timeout", min=0.001, help="Seconds to wait for the server.")]
-
-AdminAddress = Annotated[
-    str,
-    Option(
-        "--admin",
-        parser=admin_address,
-        metavar="[HOST:]PORT",
-        help=(
-            "Serve the admin endpoint here, for Prometheus and browsers: on 127.0.0.1 unless HOST "
-            "is given; 0 for a free port."
-        ),
-    ),
-]
-
-AdminToken = Annotated[
-    Path | None,
-    Option(
-        "--admin-token",
-        metavar="FILE",
-        help="A file with the token required for requests to --admin, except for health checks.",
-    ),
-]
-AdminTls = Annotated[
-    str,
-    Option(
-        "--admin-tls",
-        metavar="CERTIFICATE,KEY",
-        help="Use TLS on the address of --admin, with these PEM files.",
-    ),
-]
-
 
 LogLevel = Annotated[
     str | None,

@@ -14,7 +14,7 @@ import click
 
 from beluga import config
 from beluga.choices import BLOCK_COUNT_MAX, COHERENCE_MODES, LANE_COUNT_MAX
-from beluga.cli.frame import Argument, BadParameter, Legend, Option, explains
+from beluga.cli.frame import Argument, BadParameter, Legend, Option, OptionGroup, explains
 from beluga.cli.options import Json, PoolPaths, as_bad_value, naming_devices, open_pool, size
 from beluga.cli.output import plain, print_facts, print_json, print_note, print_table, progress
 from beluga.errors import (
@@ -82,84 +82,46 @@ OptionalPaths = Annotated[
         help="A device: a devdax node, a file, or a slice of either (PATH@OFFSET+SIZE).",
     ),
 ]
-Size = Annotated[
-    int | None,
-    Option(
-        "--size",
-        parser=size,
-        metavar="SIZE",
-        help=(
-            "The size of each device, such as 4G. Default: a device's own size; new files share "
-            "half of the free memory, at most 4 GiB in total."
-        ),
-    ),
-]
-Interleave = Annotated[
-    bool,
-    Option(help="Distribute stripes over the devices, or fill the devices in order."),
-]
-Coherence = Annotated[
-    list[str] | None,
-    Option(
-        words=COHERENCE_MODES,
-        help=(
-            "hardware (one host's own memory) or software; repeat the option to set it per "
-            "device. Default: hardware for files, software for devdax nodes."
-        ),
-    ),
-]
-Metadata = Annotated[
-    str | None,
-    Option(
-        "--metadata",
-        metavar="PATH",
-        help=(
-            "A device of its own for everything but the blocks: sessions, calls and tables. It is "
-            "not interleaved. A new file gets the size that they take."
-        ),
-    ),
-]
-MetadataCoherence = Annotated[
-    str | None,
-    Option(
-        "--metadata-coherence",
-        words=COHERENCE_MODES,
-        help=(
-            "The same for the metadata device. hardware there: the caches of all hosts that share "
-            "the pool are coherent for it. Default: hardware for a file, software for a devdax "
-            "node."
-        ),
-    ),
-]
-Sparse = Annotated[
-    bool, Option("--sparse", help="Do not allocate the files' space in advance (for tests).")
-]
-Force = Annotated[bool, Option("--force", help="Format the devices even if they have a pool.")]
-MaxBlocks = Annotated[
-    int | None,
-    Option(
-        min=1,
-        max=BLOCK_COUNT_MAX,
-        help="The largest number of blocks in the pool. Default: see --block-bytes.",
-    ),
-]
-BlockBytes = Annotated[
-    int | None,
-    Option(
-        parser=size,
-        min=64,
-        metavar="SIZE",
-        help=(
-            "The smallest block that will be stored: the table gets an entry for each one that "
-            "fits. Default: 256K."
-        ),
-    ),
-]
-Lanes = Annotated[
-    int | None,
-    Option(min=1, max=LANE_COUNT_MAX, help="The largest number of attached clients."),
-]
 
+
+def new_pool(
+    device_size: Annotated[int | None, Option("--size", parser=size)] = None,
+    interleave: bool = True,
+    coherence: Annotated[list[str] | None, Option(words=COHERENCE_MODES)] = None,
+    metadata: str | None = None,
+    metadata_coherence: Annotated[str | None, Option(words=COHERENCE_MODES)] = None,
+    sparse: bool = False,
+    force: bool = False,
+    max_blocks: Annotated[int | None, Option(min=1, max=BLOCK_COUNT_MAX)] = None,
+    block_bytes: Annotated[int | None, Option(parser=size, min=64)] = None,
+    lane_count: Annotated[int | None, Option("--lanes", min=1, max=LANE_COUNT_MAX)] = None,
+    bulk_size: Annotated[int | None, Option(parser=size, min=4096, max=64 << 20)] = None,
+) -> dict[str, Any]:
+    """Return the arguments of Pool.create.
+
+    --size: The size of each device, such as 4G. Default: a device's own size; new files share half
+        of the free memory, at most 4 GiB in total.
+    --interleave: Distribute stripes over the devices, or fill the devices in order.
+    --coherence: hardware (one host's own memory) or software; repeat the option to set it per
+        device. Default: hardware for files, software for devdax nodes.
+    --metadata PATH: A device of its own for everything but the blocks: sessions, calls and tables.
+        It is not interleaved. A new file gets the size that they take.
+    --metadata-coherence: The same for the metadata device. hardware there: the caches of all hosts
+        that share the pool are coherent for it. Default: hardware for a file, software for a devdax
+        node.
+    --sparse: Do not allocate the files' space in advance (for tests).
+    --force: Format the devices even if they have a pool.
+    --max-blocks: The largest number of blocks in the pool. Default: see --block-bytes.
+    --block-bytes: The smallest block that will be stored: the table gets an entry for each one that
+        fits. Default: 256K.
+    --lanes: The largest number of attached clients.
+    --bulk-size: The largest call, or part of a longer message, in bytes: 4K to 64M. Each lane takes
+        three times as much. Default: 32K, or 64K in pools of 512M and more.
+    """
+    return dict(locals())
+
+
+NewPool = Annotated[dict[str, Any], OptionGroup(new_pool)]
 
 _DEVICES = Legend(
     {
@@ -184,54 +146,24 @@ _POLICY = Legend(
 
 
 @explains(_DEVICES, _POLICY)
-def create(
-    paths: Annotated[list[str], Argument()],
-    device_size: Size = None,
-    interleave: Interleave = True,
-    coherence: Coherence = None,
-    metadata: Metadata = None,
-    metadata_coherence: MetadataCoherence = None,
-    sparse: Sparse = False,
-    force: Force = False,
-    max_blocks: MaxBlocks = None,
-    block_bytes: BlockBytes = None,
-    lanes: Lanes = None,
-    bulk_size: Annotated[int | None, Option(parser=size, min=4096, max=64 << 20)] = None,
-    json: Json = False,
-) -> None:
+def create(paths: Annotated[list[str], Argument()], *, new: NewPool, json: Json = False) -> None:
     """Format devices as a new, empty pool. Creates files that do not exist.
 
     PATH...: A device: a devdax node, a file, or a slice of either (PATH@OFFSET+SIZE).
-    --bulk-size: The largest call, or part of a longer message, in bytes: 4K to 64M. Each lane takes
-        three times as much. Default: 32K, or 64K in pools of 512M and more.
     """
     from beluga.pool import DeviceSpec, Pool, show_size
 
-    by_default = device_size is None and not any(
+    by_default = new["device_size"] is None and not any(
         DeviceSpec.parse(path).path.exists() for path in paths
     )
     with naming_devices(), progress("allocating", shown=not json) as advance:
-        pool = Pool.create(
-            paths,
-            device_size=device_size,
-            interleave=interleave,
-            coherence=coherence,
-            metadata=metadata,
-            metadata_coherence=metadata_coherence,
-            sparse=sparse,
-            force=force,
-            max_blocks=max_blocks,
-            block_bytes=block_bytes,
-            lane_count=lanes,
-            bulk_size=bulk_size,
-            progress=advance,
-        )
+        pool = Pool.create(paths, **new, progress=advance)
     with pool:
         if by_default:
             shown = show_size(pool.geometry.device_size)
             print_note(
-                f"each device{' with data' if metadata else ''} has {shown}: new files share half "
-                "of what is free (see --size)"
+                f"each device{' with data' if new['metadata'] else ''} has {shown}: new files "
+                "share half of what is free (see --size)"
             )
         _describe(pool, json)
 
@@ -401,16 +333,8 @@ def _remembered() -> list[DeviceSpec]:
 def mount(
     paths: OptionalPaths = None,
     create_first: Annotated[bool, Option("--create")] = False,
-    device_size: Size = None,
-    interleave: Interleave = True,
-    coherence: Coherence = None,
-    metadata: Metadata = None,
-    metadata_coherence: MetadataCoherence = None,
-    sparse: Sparse = False,
-    force: Force = False,
-    max_blocks: MaxBlocks = None,
-    block_bytes: BlockBytes = None,
-    lanes: Lanes = None,
+    *,
+    new: NewPool,
     json: Json = False,
 ) -> None:
     """Check or (--create) format devices, show the mapping, and make them the default pool.
@@ -421,6 +345,7 @@ def mount(
     """
     from beluga.pool import emulated_paths, storing_default
 
+    metadata = new["metadata"]
     if metadata and not paths:
         raise BadParameter("--metadata goes with devices for the blocks; name them, too: PATH...")
     data = paths or emulated_paths()
@@ -429,20 +354,7 @@ def mount(
         if create_first:
             if not paths:
                 Path(specs[0]).parent.mkdir(mode=0o700, exist_ok=True)
-            create(
-                data,
-                device_size,
-                interleave,
-                coherence,
-                metadata,
-                metadata_coherence,
-                sparse,
-                force,
-                max_blocks,
-                block_bytes,
-                lanes,
-                json=json,
-            )
+            create(data, new=new, json=json)
         else:
             _show_existing(specs, json, made=paths is not None, metadata=metadata)
     _report_overrides(specs)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from beluga.choices import ENGINE_OFFLOADS, REPLAY_SIZE_MAX, SPEED_MAX, SPEED_MIN
-from beluga.cli.frame import Argument, BadParameter, Legend, Option, explains
-from beluga.cli.options import AdminAddress, Json, as_bad_value, size
+from beluga.cli.frame import Argument, BadParameter, Legend, Option, OptionGroup, explains
+from beluga.cli.options import Json, as_bad_value, size
 from beluga.cli.output import print_facts, print_json, print_note, progress
 from beluga.cli.serve import (
+    AdminAddress,
     AdmissionName,
     DiskBytes,
     Disks,
@@ -20,7 +21,7 @@ from beluga.cli.serve import (
     Remotes,
     refuse_without_tier,
 )
-from beluga.cli.trace_options import RATE, BlockTokens, Format, Rate, Read, TimeUnit, named
+from beluga.cli.trace_options import TraceOptions, check_named, trace_options
 from beluga.errors import ReplayError, TierError
 
 if TYPE_CHECKING:  # slow to import
@@ -80,10 +81,8 @@ def replay(
     admission: AdmissionName = _ADMISSION,
     engine_blocks: Annotated[int, Option(min=0, max=_ENGINE_BLOCKS_MAX)] = 0,
     engine_offload: Annotated[str, Option(words=ENGINE_OFFLOADS)] = _ENGINE_OFFLOAD,
-    form: Format = None,
-    rate: Rate = RATE,
-    time_unit: TimeUnit = None,
-    block_tokens: BlockTokens = None,
+    *,
+    reading: Annotated[TraceOptions, OptionGroup(trace_options)],
     admin: AdminAddress = "",
     json: Json = False,
 ) -> None:
@@ -135,11 +134,11 @@ def replay(
     )
     with as_bad_value(ReplayError):
         options.check()
-    requests, reading = _requests(named(trace, form, rate, time_unit, block_tokens))
+    requests, read = _requests(trace, reading)
     with progress(f"replaying {len(requests):,} requests", shown=not json) as advance:
         result = run_replay(requests, options, note=print_note, advance=advance)
     if json:
-        print_json(asdict(result) | {"read": None if reading is None else reading.facts()})
+        print_json(asdict(result) | {"read": None if read is None else read.facts()})
     else:
         print_facts(_facts(result, clients, compare), _LEGEND)
     if result.verify_errors:
@@ -160,11 +159,14 @@ def _check_tiers(disks: list[str] | None, disk_bytes: int, remotes: list[str] | 
         tiers.check()
 
 
-def _requests(arguments: Read) -> tuple[list[TraceRequest], Reading | None]:
+def _requests(
+    trace: Path | None, options: TraceOptions
+) -> tuple[list[TraceRequest], Reading | None]:
     """Return the requests of a trace, and how it was read, for display."""
     from beluga.simulate import trace_requests
 
-    requests, reading = trace_requests(**arguments)
+    check_named(trace, options)
+    requests, reading = trace_requests(trace, **options)
     if reading is not None:
         print_note(f"read {reading}")
     return requests, reading

@@ -8,19 +8,17 @@ import os
 import re
 import signal
 import threading
+from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from beluga.choices import ADMISSIONS, EVICTIONS, OFFLOADS, SILENT_S
 from beluga.cli import logs
 from beluga.cli.detach import detached, serving_process
-from beluga.cli.frame import BadParameter, Option
+from beluga.cli.frame import BadParameter, Option, OptionGroup
 from beluga.cli.options import (
-    AdminAddress,
-    AdminTls,
-    AdminToken,
     Host,
     JsonLines,
     LogFormat,
@@ -34,6 +32,7 @@ from beluga.cli.options import (
 from beluga.cli.output import announce
 from beluga.cli.services import Manager, Services
 from beluga.errors import (
+    AdminError,
     BadTypeError,
     BadValueError,
     DeposedError,
@@ -43,7 +42,7 @@ from beluga.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from beluga.admin import Admin, Routes, ServerHealth
     from beluga.cli.services import RestartableService
@@ -111,6 +110,53 @@ def refuse_without_tier(offload: str, admission: str, *, usual: tuple[str, str])
             raise BadParameter(f"{name} {value} needs a lower tier; give --disk or --remote")
 
 
+def admin_address(text: str) -> str:
+    """Parse the address of an admin endpoint."""
+    if text:
+        from beluga.admin import read_address  # slow to import
+
+        with as_bad_value(AdminError):
+            read_address(text)
+    return text
+
+
+AdminAddress = Annotated[
+    str,
+    Option(
+        "--admin",
+        parser=admin_address,
+        metavar="[HOST:]PORT",
+        help=(
+            "Serve the admin endpoint here, for Prometheus and browsers: on 127.0.0.1 unless HOST "
+            "is given; 0 for a free port."
+        ),
+    ),
+]
+
+
+def admin_endpoint(
+    admin: AdminAddress = "", admin_token: Path | None = None, admin_tls: str = ""
+) -> Callable[..., Any]:
+    """Return a factory of the admin endpoint. Raises SettingsError.
+
+    --admin-token FILE: A file with the token required for requests to --admin, except for health
+        checks.
+    --admin-tls CERTIFICATE,KEY: Use TLS on the address of --admin, with these PEM files.
+    """
+    from beluga.admin import Admin, read_address
+    from beluga.listening import read_tls, read_token
+
+    return partial(
+        Admin,
+        address=read_address(admin) if admin else None,
+        token=read_token(admin_token) if admin_token else None,
+        context=read_tls(admin_tls) if admin_tls else None,
+    )
+
+
+AdminEndpoint = Annotated[Callable[..., Any], OptionGroup(admin_endpoint)]
+
+
 DeclaredGone = Annotated[
     bool, Option(help="Declare that every server and client so far has ended.")
 ]
@@ -161,9 +207,8 @@ def serve(
     events_form: str = _EVENTS_FORM,
     events_name: str = "beluga",
     events_model: str = "",
-    admin: AdminAddress = "",
-    admin_token: AdminToken = None,
-    admin_tls: AdminTls = "",
+    *,
+    endpoint: AdminEndpoint,
     handlers: str = "",
     handler_threads: HandlerThreads = 1,
     detach: Detach = False,
@@ -209,7 +254,6 @@ def serve(
     tiers = _tier_settings(disk, disk_bytes, disk_owner, remote, offload, admission, eviction)
     with as_bad_value(TierError):
         forgotten = tiers.others(forget_tier or ())  # stored names of tiers to abandon
-    secured = secured_endpoint(admin, admin_token, admin_tls)
     published = _event_settings(
         events, events_replay, events_form, events_token, events_name, events_model
     )
@@ -231,8 +275,8 @@ def serve(
             services = _services(server, opened, tiers, published, host, patient=bool(silent_s))
             health, routes = _routes(server, opened, services)
             try:
-                with answering(secured, routes, opened, json) as endpoint:
-                    run(server, admin=endpoint, health=health, services=services)
+                with answering(endpoint, routes, opened, json) as admin:
+                    run(server, admin=admin, health=health, services=services)
                 return
             except DeposedError as error:
                 _stand_by_again(error, watch=watch, json=json)
@@ -394,19 +438,6 @@ def _saving(services: Sequence[RestartableService]) -> TierService | None:
     """Return the service of the lower tiers, or None."""
     saving = (service for service in services if hasattr(service, "save_missing"))
     return cast("TierService | None", next(saving, None))
-
-
-def secured_endpoint(address: str, token: Path | None, tls: str) -> Callable[..., Admin]:
-    """Return a factory of the admin endpoint with these options. Raises SettingsError."""
-    from beluga.admin import Admin, read_address
-    from beluga.listening import read_tls, read_token
-
-    return partial(
-        Admin,
-        address=read_address(address) if address else None,
-        token=read_token(token) if token else None,
-        context=read_tls(tls) if tls else None,
-    )
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,16 +21,13 @@ from beluga.choices import (
     PRESETS,
     SIMULATED_COUNT_MAX,
     SIMULATED_ENGINES,
-    SPEED_MAX,
-    SPEED_MIN,
     STEP_TOKENS,
     TIER_ORDERS,
 )
-from beluga.cli.frame import Argument, BadParameter, Legend, Option, explains
+from beluga.cli.frame import Argument, BadParameter, Legend, Option, OptionGroup, explains
 from beluga.cli.options import (
     Json,
     Wide,
-    among,
     as_bad_value,
     check_output,
     size,
@@ -48,11 +46,10 @@ from beluga.cli.routing_options import (
     complete_policy,
     list_policies,
 )
-from beluga.cli.trace_options import RATE, BlockTokens, Format, Rate, TimeUnit, read_named
+from beluga.cli.trace_options import TraceOptions, read_named, trace_options
 from beluga.errors import RouterError, SimulateError
 
 if TYPE_CHECKING:  # slow to import
-    from beluga.router import Goals
     from beluga.simulate import Options, Row, Scale, Trace
 
 _SIZE_END = 1 << 63  # as in other commands
@@ -136,7 +133,7 @@ def simulate(
     pool: Annotated[int | None, Option("--pool-bytes", parser=_capacity)] = None,
     local: Annotated[int | None, Option(parser=_capacity)] = None,
     hbm: Annotated[int | None, Option(parser=_capacity)] = None,
-    memory: Annotated[str, Option(completes=among(*MEMORIES, "both"))] = "both",
+    memory: Annotated[str, Option(words=(*MEMORIES, "both"))] = "both",
     bandwidth: Bandwidth = None,
     local_bandwidth: LocalBandwidth = LOCAL_BANDWIDTH,
     gpu_path: GpuPath = GPU_PATH,
@@ -144,19 +141,17 @@ def simulate(
     adapters: Annotated[int | None, Option(min=1, max=SIMULATED_COUNT_MAX)] = None,
     devices: Annotated[int | None, Option(min=1, max=SIMULATED_COUNT_MAX)] = None,
     speed: str = "1",
-    model: Annotated[str, Option(completes=among(*COST_MODELS))] = DEFAULT_COST_MODEL,
-    engine: Annotated[str, Option(completes=among(*SIMULATED_ENGINES))] = "chunked",
-    eviction: Annotated[str, Option(completes=among(*TIER_ORDERS))] = "lru",
+    model: Annotated[str, Option(words=COST_MODELS)] = DEFAULT_COST_MODEL,
+    engine: Annotated[str, Option(words=SIMULATED_ENGINES)] = "chunked",
+    eviction: Annotated[str, Option(words=TIER_ORDERS)] = "lru",
     seeds: Annotated[int, Option(min=1, max=1000)] = 1,
     processes: Annotated[int | None, Option(min=1, max=SIMULATED_COUNT_MAX)] = None,
     scale_at: str | None = None,
     planner: Annotated[int | None, Option(min=1, max=SIMULATED_COUNT_MAX)] = None,
     ttft_goal: Annotated[float | None, Option(min=0.001)] = None,
-    form: Format = None,
-    rate: Rate = RATE,
-    time_unit: TimeUnit = None,
-    block_tokens: BlockTokens = None,
-    preset: Annotated[str | None, Option(completes=among(*PRESETS))] = None,
+    *,
+    reading: Annotated[TraceOptions, OptionGroup(trace_options)],
+    preset: Annotated[str | None, Option(words=PRESETS)] = None,
     plot: bool = False,
     report: Path | None = None,
     wide: Wide = False,
@@ -179,11 +174,9 @@ def simulate(
     --devices: The number of the pool's memory devices. Default: one per 256 GiB.
     --speed X[,X...]: The rate of requests relative to the trace. Give several, separated by commas,
         to run one after another.
-    --model: The model and its GPU: qwen3-32b-h200, qwen2.5-32b-h200, qwen3-32b-h100,
-        llama-3.1-8b-h200, qwen3-32b-rtx-pro-6000, qwen3-32b-rtx-pro-6000-tp2,
-        llama-3.1-8b-rtx-pro-6000.
-    --engine: The batching of engines: chunked or serial. Serial engines only prefill.
-    --eviction: The eviction order: lru or s3fifo or fifo.
+    --model NAME: The model and its GPU: {words}.
+    --engine: The batching of engines: {words}. Serial engines only prefill.
+    --eviction: The eviction order: {words}.
     --seeds: The number of runs of each case; --json has their spread.
     --processes: The number of parallel runs, each in its own process. Default: one per CPU. The
         results do not depend on it.
@@ -194,9 +187,15 @@ def simulate(
     --plot: Also draw bars of the mean TTFT.
     --report FILE: Write a page that compares all policies to this file (.html).
     """
+    from beluga.router import Goals
+    from beluga.simulate import PRESETS as KNOWN
+    from beluga.simulate import make_report, unequal_memory
+    from beluga.simulate import simulate as run_all
+
     speeds = _speeds(speed)
-    runs = {"policies": _policies(policy), "memories": _memories(memory), "seeds": seeds}
-    options = _options(
+    policies, memories = _policies(policy), MEMORIES if memory == "both" else (memory,)
+    options_at = partial(
+        _options,
         workers=workers,
         model=model,
         engine=engine,
@@ -210,24 +209,40 @@ def simulate(
         adapters=adapters,
         devices=devices,
         step_tokens=step_tokens,
-        speed=speeds[0],
         scale=_scale(scale_at),
-        goals=_goals(planner, ttft_goal),
+        goals=None if planner is None else Goals(ttft_s=ttft_goal, workers_max=planner),
         ttft_goal_s=ttft_goal,
     )
+    cases = [options_at(speed=each) for each in speeds]
     if preset is not None:
-        options = _with_preset(preset, options)
-    cases = [dataclasses.replace(options, speed=each) for each in speeds]
-    _check(report)
-    _warn(options)
-    loaded = read_named(trace, form, rate, time_unit, block_tokens)
-    rows = _rows(loaded, cases, {**runs, "courses": bool(report)}, processes, quiet=json)
+        cases = [KNOWN[preset](case) for case in cases]
     if report is not None:
-        _write(report, loaded, options, rows)
+        if report.suffix != ".html":
+            raise BadParameter(f"--report {str(report)!r} is not .html; give such a name")
+        check_output(report)
+    if text := unequal_memory(cases[0]):
+        print_note(f"memory is not equal: {text}")
+    loaded = read_named(trace, reading)
+    run_count = len(cases) * len(policies) * len(memories) * seeds
+    what = f"simulating {run_count} runs of {len(loaded):,} requests"
+    with progress(what, shown=not json) as advance:
+        rows = run_all(
+            loaded,
+            cases,
+            policies=policies,
+            memories=memories,
+            seeds=seeds,
+            courses=report is not None,
+            processes=processes or os.cpu_count() or 1,
+            advance=advance,
+        )
+    if report is not None:
+        write_whole(report, make_report(loaded, cases[0], rows, origin()))
     if json:
-        print_json(_with_reading(loaded, rows))
+        read = None if loaded.reading is None else loaded.reading.facts()
+        print_json([dataclasses.asdict(row) | {"read": read} for row in rows])
     else:
-        _show(loaded, rows, options, speeds, seeds, wide=wide, plot=plot)
+        _show(loaded, rows, cases[0], speeds, seeds, wide=wide, plot=plot)
 
 
 def _options(*, model: str, **values: Any) -> Options:
@@ -248,62 +263,11 @@ def _options(*, model: str, **values: Any) -> Options:
 def _speeds(text: str) -> list[float]:
     """Parse speeds: 1,1.5,2."""
     try:
-        speeds = list(dict.fromkeys(float(part) for part in text.split(",")))
+        return list(dict.fromkeys(float(part) for part in text.split(",")))
     except ValueError:
         raise BadParameter(
             f"--speed is {text!r}; give a number, or several as in 1,1.5,2"
         ) from None
-    for speed in speeds:
-        if not SPEED_MIN <= speed <= SPEED_MAX:
-            raise BadParameter(
-                f"--speed is {speed:g}, but must be from {SPEED_MIN:g} to {SPEED_MAX:g}"
-            )
-    return speeds
-
-
-def _goals(planner: int | None, ttft_goal_s: float | None) -> Goals | None:
-    from beluga.router import Goals
-
-    if planner is None:
-        return None
-    return Goals(ttft_s=ttft_goal_s, workers_max=planner)
-
-
-def _check(report: Path | None) -> None:
-    """Check in advance that the report can be written."""
-    if report is not None:
-        if report.suffix != ".html":
-            raise BadParameter(f"--report {str(report)!r} is not .html; give such a name")
-        check_output(report)
-
-
-def _rows(
-    trace: Trace,
-    cases: Sequence[Options],
-    runs: dict[str, Any],
-    processes: int | None,
-    *,
-    quiet: bool,
-) -> list[Row]:
-    from beluga.simulate import simulate as run_all
-
-    runs_in_all = len(cases) * len(runs["policies"]) * len(runs["memories"]) * runs["seeds"]
-    what = f"simulating {runs_in_all} runs of {len(trace):,} requests"
-    with progress(what, shown=not quiet) as advance:
-        at_once = processes or os.cpu_count() or 1
-        return run_all(trace, cases, processes=at_once, advance=advance, **runs)
-
-
-def _write(report: Path, trace: Trace, options: Options, rows: Sequence[Row]) -> None:
-    from beluga.simulate import make_report
-
-    write_whole(report, make_report(trace, options, rows, origin()))
-
-
-def _with_reading(trace: Trace, rows: Sequence[Row]) -> list[dict[str, object]]:
-    """Add to the rows, for JSON, how the trace was read."""
-    read = None if trace.reading is None else trace.reading.facts()
-    return [dataclasses.asdict(row) | {"read": read} for row in rows]
 
 
 def _show(
@@ -339,20 +303,6 @@ def _show(
         _plot(rows)
 
 
-def _memories(text: str) -> Sequence[str]:
-    if text not in (*MEMORIES, "both"):
-        raise BadParameter(f"--memory is {text!r}; give pool, split or both")
-    return MEMORIES if text == "both" else (text,)
-
-
-def _with_preset(name: str, options: Options) -> Options:
-    from beluga.simulate import PRESETS as KNOWN
-
-    if name not in KNOWN:
-        raise BadParameter(f"there is no --preset {name!r}; choose one of {', '.join(KNOWN)}")
-    return KNOWN[name](options)
-
-
 def _scale(text: str | None) -> Scale | None:
     if text is None:
         return None
@@ -362,14 +312,6 @@ def _scale(text: str | None) -> Scale | None:
     from beluga.simulate import Scale
 
     return Scale(float(match[1]), int(match[2]))
-
-
-def _warn(options: Options) -> None:
-    """Warn about unequal memory."""
-    from beluga.simulate import unequal_memory
-
-    if text := unequal_memory(options):
-        print_note(f"memory is not equal: {text}")
 
 
 def _warn_of_queues(trace: Trace, rows: Sequence[Row]) -> None:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from beluga.choices import COST_MODELS, GPU_PATHS_GB_PER_S
 from beluga.cli.frame import Argument, BadParameter, Legend, Option, explains
-from beluga.cli.options import Json, Wide, among, as_bad_value, size
+from beluga.cli.options import Json, Wide, as_bad_value, size
 from beluga.cli.output import print_facts, print_json, print_note, print_table
-from beluga.cli.trace_options import read_named
+from beluga.cli.trace_options import read_named, trace_options
 from beluga.errors import TierError
 
 if TYPE_CHECKING:  # slow to import
@@ -57,13 +57,13 @@ def size_tiers(
     kv_heads: Annotated[int, Option(min=0, max=_NUMBER_MAX)] = 0,
     head_dim: Annotated[int, Option(min=0, max=_NUMBER_MAX)] = 0,
     latent_dim: Annotated[int, Option(min=0, max=_NUMBER_MAX)] = 0,
-    dtype: Annotated[str | None, Option(completes=among(*_DTYPES))] = None,
+    dtype: Annotated[str | None, Option(words=_DTYPES)] = None,
     memory_bandwidth: Annotated[float, Option(min=0.001, max=1e6)] = GPU_PATHS_GB_PER_S[
         "root-complex"
     ],
     disk_bandwidth: Annotated[float | None, Option(min=0.001, max=1e6)] = None,
     recompute_ms: Annotated[float | None, Option(min=0.000001, max=1e6)] = None,
-    model_costs: Annotated[str | None, Option(completes=among(*COST_MODELS))] = None,
+    model_costs: Annotated[str | None, Option(words=COST_MODELS)] = None,
     position: Annotated[int, Option(min=0, max=10**9)] = 0,
     trace: Path | None = None,
     wide: Wide = False,
@@ -81,13 +81,11 @@ def size_tiers(
     --kv-heads: KV heads per layer.
     --head-dim: Elements per head.
     --latent-dim: Elements per token and layer, with MLA.
-    --dtype F32|F16|BF16|FP8|U8: The element type of the KV cache.
+    --dtype: The element type of the KV cache.
     --memory-bandwidth: The bandwidth from the pool to the engine, in GB/s.
     --disk-bandwidth: The bandwidth from the disk to the engine, in GB/s.
     --recompute-ms: The time to compute one token, in milliseconds.
-    --model-costs NAME: The costs of a model instead: qwen3-32b-h200, qwen2.5-32b-h200,
-        qwen3-32b-h100, llama-3.1-8b-h200, qwen3-32b-rtx-pro-6000, qwen3-32b-rtx-pro-6000-tp2,
-        llama-3.1-8b-rtx-pro-6000.
+    --model-costs NAME: The costs of a model instead: {words}.
     --position: The position in the prompt, for --model-costs.
     --trace FILE: A trace, in any format that `beluga simulate` reads. Default: generated, synthetic
         conversations.
@@ -110,7 +108,7 @@ def size_tiers(
     tiers += [TierSize("disk", each, speed) for each in disk or []]
     # Sizes are checked before anything is printed or read.
     advice = calculate(tiers) if tiers else None
-    loaded = read_named(trace)
+    loaded = read_named(trace, trace_options())
     if model is None and not layers:
         print_note("no model is named; these are the numbers of Qwen3-32B")
     need = loaded.id_count * loaded.block_tokens * shape.bytes_per_token
@@ -207,9 +205,5 @@ def _recompute_ms(name: str, position: int) -> float:
     """Return the time that one more token at a position adds to a long prefill."""
     from beluga.router import costs
 
-    if name not in costs.MODELS:
-        raise BadParameter(
-            f"there are no --model-costs {name!r}; choose one of {', '.join(costs.MODELS)}"
-        )
     model = costs.MODELS[name]
     return model.b + model.c * position

@@ -29,84 +29,45 @@ def rate(text: str | float) -> float:
     return value
 
 
-Format = Annotated[
-    str | None,
-    Option(
-        "--format",
-        words=TRACE_FORMATS,
-        metavar="NAME",
-        help=(
-            f"The format of the trace: {', '.join(TRACE_FORMATS)}. Default: detected from its "
-            "content."
-        ),
-    ),
-]
-TimeUnit = Annotated[
-    str | None,
-    Option(
-        words=TIME_UNITS,
-        help="The unit of the trace's times. Default: the format's, or detected from the times.",
-    ),
-]
-BlockTokens = Annotated[
-    int | None,
-    Option(
-        min=1,
-        metavar="N",
-        help=(
-            "The tokens per block of the trace. Default: detected from input_length and hash_ids, "
-            "and 16 for formats without blocks."
-        ),
-    ),
-]
-Rate = Annotated[
-    float,
-    Option(parser=rate, metavar="N", help="Requests per second, for traces without times."),
-]
+class TraceOptions(TypedDict):
+    """How a trace is read: arguments of load_trace and trace_requests."""
 
-
-class Read(TypedDict):
-    """How a trace is read: the arguments of load_trace and trace_requests."""
-
-    path: Path | None
     form: str | None
     rate: float
     time_unit: str | None
     block_tokens: int | None
 
 
-def named(
-    trace: Path | None,
-    form: str | None,
-    rate: float,
-    time_unit: str | None,
-    block_tokens: int | None,
-) -> Read:
-    """Return the arguments for reading the given trace, or the default one."""
+def trace_options(
+    form: Annotated[str | None, Option("--format", words=TRACE_FORMATS)] = None,
+    rate: Annotated[float, Option(parser=rate)] = RATE,
+    time_unit: Annotated[str | None, Option(words=TIME_UNITS)] = None,
+    block_tokens: Annotated[int | None, Option(min=1)] = None,
+) -> TraceOptions:
+    """Return how a trace is read.
+
+    --format NAME: The format of the trace: {words}. Default: detected from its content.
+    --rate N: Requests per second, for traces without times.
+    --time-unit: The unit of the trace's times. Default: the format's, or detected from the times.
+    --block-tokens: The tokens per block of the trace. Default: detected from input_length and
+        hash_ids, and 16 for formats without blocks.
+    """
+    return {"form": form, "rate": rate, "time_unit": time_unit, "block_tokens": block_tokens}
+
+
+def check_named(trace: Path | None, options: TraceOptions) -> None:
+    """Refuse options without a trace, which is then the default one."""
     if trace is None:
-        read_as = (form, time_unit, block_tokens) != (None, None, None)
-        if read_as or rate != RATE:
+        if options != trace_options():
             raise BadParameter("these options need a trace; name one")
         print_note("no trace is given; using 1,200 requests of synthetic conversations")
-    return {
-        "path": trace,
-        "form": form,
-        "rate": rate,
-        "time_unit": time_unit,
-        "block_tokens": block_tokens,
-    }
 
 
-def read_named(
-    trace: Path | None,
-    form: str | None = None,
-    rate: float = RATE,
-    time_unit: str | None = None,
-    block_tokens: int | None = None,
-) -> Trace:
+def read_named(trace: Path | None, options: TraceOptions) -> Trace:
     """Read the given trace, or the default one, and show the assumptions."""
     from beluga.simulate import load_trace
 
-    loaded = load_trace(**named(trace, form, rate, time_unit, block_tokens))
+    check_named(trace, options)
+    loaded = load_trace(trace, **options)
     print_note(f"read {loaded.reading}")
     return loaded

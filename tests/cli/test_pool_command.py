@@ -212,13 +212,13 @@ def test_a_removed_pool_and_an_unmounted_pool_have_different_errors(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr("beluga.pool.emulated_paths", lambda: paths)
     with pytest.raises(DeviceMissingError, match="there is no emulated pool in"):
-        commands.mount()
+        commands.mount(new=commands.new_pool())
     with storing_default(paths):
         Pool.create(paths, device_size=8 << 20).close()
     for path in paths:
         Path(path).unlink()
     with pytest.raises(NoDefaultPoolError, match="of the mounted pool is missing: it was removed"):
-        commands.mount()
+        commands.mount(new=commands.new_pool())
 
 
 def beluga(*arguments: object, stdin: str = "") -> Result:

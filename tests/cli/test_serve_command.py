@@ -125,13 +125,14 @@ def test_a_deposed_server_stands_by_again_only_with_watch(
             raise DeposedError("another server has taken over")
 
     monkeypatch.setattr(serve, "serve_until_stopped", serve_until_stopped)
+    endpoint = serve.admin_endpoint()
     if watch:
-        serve.serve(pool=pool[1::2], standby=True, watch=True)
+        serve.serve(pool=pool[1::2], standby=True, watch=True, endpoint=endpoint)
         assert len(served) == 2 and served[0] is not served[1]
         assert "taken over; standing by again" in capsys.readouterr().err
     else:
         with pytest.raises(DeposedError):
-            serve.serve(pool=pool[1::2])
+            serve.serve(pool=pool[1::2], endpoint=endpoint)
         assert len(served) == 1
 
 
