@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""One registry of counters, gauges and histograms for tiers, links, engines and connectors.
+"""One registry of counters, gauges and histograms for tiers, links, engines, connectors and the
+gateway.
 
 Names and units follow Prometheus: ``beluga_tier_saved_bytes_total``, seconds, bytes. Each series of
 a metric has its labels::
@@ -20,13 +21,15 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 Labels: TypeAlias = "tuple[tuple[str, str], ...]"
 """The labels of one series: pairs of a name and a value, sorted."""
 
 SECONDS: tuple[float, ...] = (1e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1.0, 5.0)
 """The bounds of a histogram of times, in seconds."""
+
+_LISTED_MAX = 256  # values that are listed before they are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +68,27 @@ class Sample:
     series: dict[Labels, float | Distribution]
 
 
-class Counter:
-    """A number that only grows, for each set of labels."""
+_Series = TypeVar("_Series")
 
-    kind = "counter"
+
+class _Metric(Generic[_Series]):
+    """A name, and a series for each set of labels."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name, self.help = name, text
         self._lock = threading.Lock()
-        self._series: dict[Labels, float] = {}
+        self._series: dict[Labels, _Series] = {}
+
+    def remove(self, **labels: str) -> None:
+        """Remove the series of these labels, if it exists."""
+        with self._lock:
+            self._series.pop(_labels(labels), None)
+
+
+class Counter(_Metric[float]):
+    """A number that only grows, for each set of labels."""
+
+    kind = "counter"
 
     def add(self, amount: float = 1, **labels: str) -> None:
         """Add to the series of these labels. Raises ValueError for a negative amount."""
@@ -93,27 +108,17 @@ class Counter:
             return Sample(self.kind, self.help, dict(self._series))
 
 
-class Gauge:
+class Gauge(_Metric["float | Callable[[], float]"]):
     """A number that rises and falls, for each set of labels. It may be a function, which is called
     when the gauge is read.
     """
 
     kind = "gauge"
 
-    def __init__(self, name: str, text: str) -> None:
-        self.name, self.help = name, text
-        self._lock = threading.Lock()
-        self._series: dict[Labels, float | Callable[[], float]] = {}
-
     def set(self, value: float | Callable[[], float], **labels: str) -> None:
         """Set the series of these labels to a number, or to a function that returns it."""
         with self._lock:
             self._series[_labels(labels)] = value
-
-    def remove(self, **labels: str) -> None:
-        """Remove the series of these labels, if it exists."""
-        with self._lock:
-            self._series.pop(_labels(labels), None)
 
     def value(self, **labels: str) -> float:
         """Return the series of these labels; 0 if there is none."""
@@ -128,51 +133,74 @@ class Gauge:
         return Sample(self.kind, self.help, dict(now))
 
 
-@dataclass(slots=True)
-class _Counts:
-    counts: list[int]
-    total: float = 0.0
+class HistogramSeries:
+    """The values of one set of labels. A value is only listed, and many are counted at once, which
+    costs a request of the gateway less.
+    """
+
+    __slots__ = ("_counts", "_listed", "_lock", "_total", "bounds")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self._lock = threading.Lock()
+        self._counts, self._total = [0] * (len(bounds) + 1), 0.0
+        self._listed: list[float] = []  # any thread may append
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self._listed.append(value)
+        if len(self._listed) >= _LISTED_MAX:
+            self.counted()
+
+    def counted(self) -> Distribution:
+        """Return all values."""
+        with self._lock:
+            values = self._listed[:]  # others may be appended meanwhile
+            del self._listed[: len(values)]
+            for value in values:
+                self._counts[bisect.bisect_left(self.bounds, value)] += 1
+            self._total += sum(values)
+            return Distribution(self.bounds, tuple(self._counts), self._total)
 
 
-class Histogram:
+class Histogram(_Metric[HistogramSeries]):
     """A distribution of values over fixed bounds, for each set of labels."""
 
     kind = "histogram"
 
     def __init__(self, name: str, text: str, bounds: Sequence[float] = SECONDS) -> None:
-        self.name, self.help, self.bounds = name, text, tuple(bounds)
-        self._lock = threading.Lock()
-        self._series: dict[Labels, _Counts] = {}
+        super().__init__(name, text)
+        self.bounds = tuple(bounds)
+
+    def series(self, **labels: str) -> HistogramSeries:
+        """Return the series of these labels."""
+        key = _labels(labels)
+        series = self._series.get(key)
+        if series is None:
+            with self._lock:
+                series = self._series.setdefault(key, HistogramSeries(self.bounds))
+        return series
 
     def observe(self, value: float, **labels: str) -> None:
         """Count one value in the series of these labels."""
-        self.observe_all((value,), **labels)
+        self.series(**labels).observe(value)
 
     def observe_all(self, values: Iterable[float], **labels: str) -> None:
         """Count values in the series of these labels."""
-        key, bounds = _labels(labels), self.bounds
-        with self._lock:
-            counts = self._series.get(key)
-            if counts is None:
-                counts = self._series[key] = _Counts([0] * (len(bounds) + 1))
-            for value in values:
-                counts.counts[bisect.bisect_left(bounds, value)] += 1
-                counts.total += value
+        series = self.series(**labels)
+        for value in values:
+            series.observe(value)
 
     def value(self, **labels: str) -> Distribution:
         """Return the series of these labels, which may be empty."""
-        with self._lock:
-            counts = self._series.get(_labels(labels)) or _Counts([0] * (len(self.bounds) + 1))
-            return Distribution(self.bounds, tuple(counts.counts), counts.total)
+        series = self._series.get(_labels(labels)) or HistogramSeries(self.bounds)
+        return series.counted()
 
     def sample(self) -> Sample:
         """Return all series."""
         with self._lock:
-            series: dict[Labels, float | Distribution] = {
-                key: Distribution(self.bounds, tuple(counts.counts), counts.total)
-                for key, counts in self._series.items()
-            }
-        return Sample(self.kind, self.help, series)
+            series = dict(self._series)
+        return Sample(self.kind, self.help, {key: own.counted() for key, own in series.items()})
 
 
 Metric: TypeAlias = "Counter | Gauge | Histogram"
@@ -226,7 +254,7 @@ class Registry:
 
 
 def _labels(labels: dict[str, str]) -> Labels:
-    return tuple(sorted(labels.items()))
+    return tuple(sorted(labels.items()) if len(labels) > 1 else labels.items())
 
 
 def prometheus_text(samples: Mapping[str, Sample]) -> str:

@@ -243,7 +243,8 @@ def _limits(
 
 def _begin(log_level: str | None, log_format: str | None, *, events: bool) -> Any:
     """Fail if a package is missing, and start the log. Returns the module beluga.gateway."""
-    need("router", "prometheus_client", *(["zmq"] if events else []))
+    if events:
+        need("router", "zmq")
     logs.begin(log_level, log_format)
     from beluga import gateway as service
 

@@ -3,7 +3,7 @@
 """The gateway: the router as a service in front of engines with OpenAI's API. ``beluga gateway``
 starts it.
 
-It needs the packages of the extra ``router``.
+KV events, prefill queues on NATS and uvloop are packages of the extra ``router``.
 """
 
 from beluga.gateway.service import Service, run, serve

@@ -287,8 +287,7 @@ class Placement:
         self._status = "cancelled"
         self._sent = time.perf_counter()
         self._last: float | None = None
-        self._last_gap_s = 0.0
-        self._gaps = director.metrics.gaps()
+        self._gaps_s: list[float] = []  # between tokens, not yet in the metrics
         self._counted_at = self._sent  # last time the gaps were added to the metrics
         self._count = 0
 
@@ -302,8 +301,7 @@ class Placement:
         trace: TracebackType | None,
     ) -> None:
         self.end()
-        if self._gaps.times:
-            self._count_gaps()
+        self._count_gaps()
         self._director.metrics.ended(self._parsed, self._status, self._count)
 
     def end(self) -> None:
@@ -325,8 +323,7 @@ class Placement:
         """Record about ``count`` further tokens."""
         now = time.perf_counter()
         if self._last is not None and count > 0:
-            self._last_gap_s = gap_s = (now - self._last) / count
-            self._gaps.add(gap_s, count)
+            self._gaps_s += [(now - self._last) / count] * count
             if now - self._counted_at > COUNTED_S:
                 self._count_gaps()
                 self._counted_at = now
@@ -334,8 +331,9 @@ class Placement:
         self._count += count
 
     def _count_gaps(self) -> None:
-        self._director.metrics.tokens(self._parsed, self.engine, self._gaps, self._last_gap_s)
-        self._gaps = self._director.metrics.gaps()
+        if self._gaps_s:
+            self._director.metrics.tokens(self._parsed, self.engine, self._gaps_s)
+            self._gaps_s.clear()
 
     def answered(self, status: object) -> None:
         """Record how the request ended: the HTTP status of a complete response, or a word."""

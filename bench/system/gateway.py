@@ -37,7 +37,7 @@ _FEW, _MANY = 1, 65  # events of answers whose CPU time is measured
 PREFILL_S = 0.01
 PACE_S = 0.01
 _READY_S = 60.0
-_NEEDED = ("aiohttp", "msgspec", "prometheus_client")
+_NEEDED = ("aiohttp", "msgspec")
 
 _USUAL_SIZE = 4096  # bytes of a request: 1,000 tokens at four bytes each
 

@@ -299,7 +299,6 @@ def beluga(*arguments: str, without: str | None = None) -> subprocess.CompletedP
 @pytest.mark.parametrize(
     ("arguments", "package", "extra"),
     [
-        long(ROUTER, "prometheus_client", "router"),
         ([*ROUTER, "--kv-events", "http://127.0.0.1:1=tcp://127.0.0.1:2"], "zmq", "router"),
     ],
 )

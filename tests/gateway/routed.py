@@ -91,7 +91,7 @@ class Site:
         worker = list(self.service.fleet)[engine]
         await until(lambda: text in worker.problems.get(kind, ""))
         assert text in (await self.workers())[engine]["problems"][kind]
-        shown = f'worker_problem{{problem="{kind}",worker="{worker.url}"}} 1.0'
+        shown = f'worker_problem{{problem="{kind}",worker="{worker.url}"}} 1'
         assert shown in await self.text("/metrics")
 
     async def up(self, count: int | None = None) -> None:

@@ -320,15 +320,15 @@ async def test_a_prompt_is_routed_to_the_worker_of_its_prefix(prompt: Any) -> No
         await site.completed(prompt=longer, cache_salt="another tenant's")
         assert (await site.completed(prompt=prompt[1:]))[0] == 200
         text = await site.text("/metrics")
-        assert "dynamo_router_overhead_indexer_find_matches_ms_count 8.0" in text
-        assert "dynamo_router_overhead_block_hashing_ms_count 8.0" in text
+        assert "dynamo_router_overhead_indexer_find_matches_ms_count 8" in text
+        assert "dynamo_router_overhead_block_hashing_ms_count 8" in text
 
 
 async def test_a_cache_oblivious_policy_costs_no_hashing() -> None:
     async with routed(FakeEngine(), policy="least-tokens") as site:
         await site.completed(prompt=LEADING)
         text = await site.text("/metrics")
-        assert "dynamo_router_overhead_block_hashing_ms_count 0.0" in text
+        assert "dynamo_router_overhead_block_hashing_ms_count 0" in text
 
 
 async def prefers(site: Site, engine: FakeEngine, tokens: list[int]) -> None:
@@ -361,7 +361,7 @@ async def test_missed_events_of_engines_are_replayed(tmp_path: Path) -> None:
         await prefers(site, b, other)
         text = await site.text("/metrics")
         applied = 'kv_cache_events_applied{event_type="stored",status="ok"}'
-        assert f"dynamo_component_{applied} 30.0" in text
+        assert f"dynamo_component_{applied} 30" in text
         number = (await site.workers())[1]["id"]
         assert await site.status("DELETE", f"{site.admin}/workers/{number}") == 200
         assert index.indexer.workers() == []
@@ -495,9 +495,9 @@ async def test_the_page_shows_the_feed(tmp_path: Path) -> None:
             "problem": "",
         }
         page = await site.text("/metrics")
-        assert "beluga_gateway_pool_up_to_date 1.0" in page
-        assert "beluga_gateway_pool_blocks 4.0" in page
-        assert "beluga_gateway_pool_messages_unread 1.0" in page
+        assert "beluga_gateway_pool_up_to_date 1" in page
+        assert "beluga_gateway_pool_blocks 4" in page
+        assert "beluga_gateway_pool_messages_unread 1" in page
         assert [line for line in complaints(page.encode()) if "beluga" in line] == []
         [worker] = await site.workers()
         assert worker["space"] == f"{OURS:016x}"
@@ -512,7 +512,7 @@ async def test_a_pool_with_another_block_size_is_reported(tmp_path: Path) -> Non
         await until(lambda: text in worker.problems.get("pool", ""))
         assert text in (await pool_of(site))["problem"]
         page = await site.text("/metrics")
-        assert f'problem{{problem="pool",worker="{worker.url}"}} 1.0' in page
+        assert f'problem{{problem="pool",worker="{worker.url}"}} 1' in page
 
 
 async def test_a_silent_pool_server_is_reported(

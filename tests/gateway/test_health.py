@@ -61,7 +61,7 @@ async def test_a_wrong_block_size_is_reported(
             "block_size", "it has blocks of 128 tokens, but the router has 16"
         )
         text = await site.text("/metrics")
-        assert 'applied{event_type="message",status="unreadable"} 1.0' in text
+        assert 'applied{event_type="message",status="unreadable"} 1' in text
     about = [r.getMessage() for r in caplog.records if "blocks of 128" in r.getMessage()]
     assert len(about) == len(set(about)) == 2  # although the check ran many times
 

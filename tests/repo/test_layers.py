@@ -94,7 +94,7 @@ EXTRAS = {
     "http_server": {"aiohttp"},
     "replay": {"msgspec", "rich"},
     "gateway": {
-        *("aiohttp", "msgspec", "prometheus_client", "tokenizers", "transformers", "uvloop", "zmq"),
+        *("aiohttp", "msgspec", "tokenizers", "transformers", "uvloop", "zmq"),
     },
     "simulate": {"msgspec", "rich"},
     "tiers": {"mooncake", "obstore", "redis"},
