@@ -27,7 +27,7 @@ from beluga.gateway.parsed_request import SLOW_SIZE, ParsedRequest, in_prompt_th
 from beluga.gateway.protocol import Refusal
 from beluga.gateway.settings import Limits
 from beluga.http_server import PATIENCE_S
-from beluga.router import Choice, Constraints, Query, Router, RouterQueue
+from beluga.router import Choice, Constraints, FairQueue, Query, Router
 
 # ---- The wait queue
 
@@ -37,13 +37,14 @@ PlacedT = TypeVar("PlacedT")
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Waiter(Generic[PlacedT]):
-    query: Query
-    overlap: int  # blocks
-    arrived: float  # time.monotonic()
     attempt: Callable[[], PlacedT | None]
     placed: asyncio.Future[PlacedT]
-    line: RouterQueue[_Waiter[PlacedT]]
+    line: FairQueue[_Waiter[PlacedT]]
     client: GatewayClient
+
+    def leave(self, *, served: bool = False) -> None:
+        """Leave the line."""
+        self.line.discard(self.client.address, self.client.name, self, served=served)
 
 
 class WaitQueue(Generic[PlacedT]):
@@ -51,10 +52,11 @@ class WaitQueue(Generic[PlacedT]):
     Requests that only one worker can take, because they refer to its response, wait in a line per
     worker. Used by one event loop only.
 
-    The next request in a line, by the chosen order, is tried whenever a request has ended or an
-    engine has come up or cooled down. No later request of its line overtakes it. So a request that
-    many workers can take does not block one that few can take. The line that was served least
-    recently goes first.
+    In a line addresses take turns, and so do the clients of an address, so one with many requests
+    does not delay the others. The next request in a line, in a client's chosen order, is tried
+    whenever a request has ended or an engine has come up or cooled down. No later request of its
+    line overtakes it. So a request that many workers can take does not block one that few can take.
+    The line that was served least recently goes first.
 
     At the limit, the newest request of the client that has the most is refused for one of a client
     that has fewer, so no client can fill the queue alone. The same holds for addresses, which come
@@ -71,11 +73,11 @@ class WaitQueue(Generic[PlacedT]):
         """``order`` is one of RouterQueue's. ``give_back`` gets the placement of a request that was
         cancelled meanwhile. Raises RouterError.
         """
-        RouterQueue[_Waiter[PlacedT]](order)  # raises if the order is unknown
+        FairQueue[_Waiter[PlacedT]](order)  # raises if the order is unknown
         self._queued_max = queued_max
         self._order = order
         self._give_back = give_back
-        self._lines: dict[Hashable, RouterQueue[_Waiter[PlacedT]]] = {}
+        self._lines: dict[Hashable, FairQueue[_Waiter[PlacedT]]] = {}
         self._waiters: dict[_Waiter[PlacedT], None] = {}  # in order of arrival
         self._timer: asyncio.TimerHandle | None = None
 
@@ -106,12 +108,10 @@ class WaitQueue(Generic[PlacedT]):
         if len(self) >= self._queued_max and not self._displace(client):
             raise self._full()
         loop = asyncio.get_running_loop()
-        line = self._lines.setdefault(name, RouterQueue(self._order))
-        waiter = _Waiter(
-            *(query, overlap, time.monotonic(), attempt, loop.create_future(), line, client)
-        )
+        line = self._lines.setdefault(name, FairQueue(self._order))
+        waiter = _Waiter(attempt, loop.create_future(), line, client)
         self._waiters[waiter] = None
-        _push(line, waiter)
+        line.push(client.address, client.name, waiter, query, time.monotonic(), overlap=overlap)
         timer = loop.call_later(patience_s, _give_up, waiter, late or busy_for, patience_s)
         try:
             placed: PlacedT = await waiter.placed
@@ -123,7 +123,7 @@ class WaitQueue(Generic[PlacedT]):
         finally:
             timer.cancel()
             del self._waiters[waiter]
-            line.discard(waiter)
+            waiter.leave()
             if not line and self._lines.get(name) is line:
                 del self._lines[name]
         return placed
@@ -153,7 +153,7 @@ class WaitQueue(Generic[PlacedT]):
             (name, _), *_ = names.most_common(1)
             waiting = [waiter for waiter in waiting if waiter.client.name == name]
         newest = waiting[-1]
-        newest.line.discard(newest)
+        newest.leave()
         newest.placed.set_exception(self._full())
         return True
 
@@ -161,10 +161,8 @@ class WaitQueue(Generic[PlacedT]):
         """Try the next requests after a change."""
         for name, line in list(self._lines.items()):
             served = False
-            while (waiter := line.pop()) is not None:
-                if not _settled(waiter):
-                    _push(line, waiter)
-                    break
+            while (waiter := line.first()) is not None and _settled(waiter):
+                waiter.leave(served=True)
                 served = True
             if served and self._lines.get(name) is line:
                 self._lines[name] = self._lines.pop(name)  # the other lines go first next time
@@ -181,11 +179,6 @@ class WaitQueue(Generic[PlacedT]):
     def _ring(self) -> None:
         self._timer = None
         self.look()
-
-
-def _push(line: RouterQueue[_Waiter[PlacedT]], waiter: _Waiter[PlacedT]) -> None:
-    """Add a request to a line by its arrival, so that a returned one gets its old position."""
-    line.push(waiter, waiter.query, waiter.arrived, overlap=waiter.overlap)
 
 
 def _settled(waiter: _Waiter[PlacedT]) -> bool:

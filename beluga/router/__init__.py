@@ -53,7 +53,7 @@ from beluga.router.policy import (
     Remembers,
     Usual,
 )
-from beluga.router.queue import ORDERS, RouterQueue
+from beluga.router.queue import ORDERS, FairQueue, RouterQueue
 from beluga.router.router import BusyThresholds, Constraints, Router
 from beluga.router.token_ids import TOKENS_FRAME_MAX, TOKENS_TAG, TokenStore, pack_tokens
 from beluga.router.tracker import LoadTracker
@@ -80,6 +80,7 @@ __all__ = [
     "Era",
     "Estimate",
     "Estimator",
+    "FairQueue",
     "FindMatches",
     "Goals",
     "HashBlocks",

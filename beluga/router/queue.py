@@ -57,6 +57,10 @@ class RouterQueue(Generic[ItemT]):
         rank = -score(self._order, query, arrival, overlap)
         heapq.heappush(self._heap, (rank, next(self._numbers), item))
 
+    def first(self) -> ItemT | None:
+        """Return the next item, which stays, or None."""
+        return self._heap[0][2] if self._heap else None
+
     def pop(self) -> ItemT | None:
         """Remove and return the next item, or None."""
         return heapq.heappop(self._heap)[2] if self._heap else None
@@ -71,3 +75,52 @@ class RouterQueue(Generic[ItemT]):
         heapq.heapify(others)
         self._heap = others
         return True
+
+
+class FairQueue(Generic[ItemT]):
+    """Items of clients that take turns: the address that was served least recently goes first, and
+    of its clients the one that was. ``order`` is that of a client's own items (RouterQueue).
+    """
+
+    def __init__(self, order: str = "fcfs") -> None:
+        RouterQueue[ItemT](order)  # raises if it is unknown
+        self._order = order
+        self._addresses: dict[str, dict[str, RouterQueue[ItemT]]] = {}  # the next turn first
+
+    def __len__(self) -> int:
+        return sum(len(queue) for clients in self._addresses.values() for queue in clients.values())
+
+    def push(  # noqa: PLR0913  as RouterQueue.push, with the client
+        self,
+        address: str,
+        client: str,
+        item: ItemT,
+        query: Query,
+        arrival: float,
+        *,
+        overlap: int = 0,
+    ) -> None:
+        """Add an item of a client. Those that have none so far get the last turn."""
+        clients = self._addresses.setdefault(address, {})
+        clients.setdefault(client, RouterQueue(self._order)).push(
+            item, query, arrival, overlap=overlap
+        )
+
+    def first(self) -> ItemT | None:
+        """Return the next item, which stays, or None."""
+        clients = next(iter(self._addresses.values()), {})
+        queue = next(iter(clients.values()), None)
+        return None if queue is None else queue.first()
+
+    def discard(self, address: str, client: str, item: ItemT, *, served: bool = False) -> None:
+        """Remove an item if it waits. ``served``: this was its client's turn."""
+        clients = self._addresses.get(address, {})
+        if (queue := clients.get(client)) is None or not queue.discard(item):
+            return
+        if served:
+            clients[client] = clients.pop(client)
+            self._addresses[address] = self._addresses.pop(address)
+        if not queue:
+            del clients[client]
+        if not clients:
+            del self._addresses[address]

@@ -486,6 +486,26 @@ async def test_lines_take_turns() -> None:
     assert served == [1, 2, 3, 4, 5, 6]
 
 
+async def test_clients_take_turns() -> None:
+    """An address with many requests, or with many clients, has the turns of any other."""
+    waiting = Waiting(queued_max=99)
+    clients = {"a": "1", "b": "1", "c": "2", "d": "3"}  # and their addresses
+    sent = "aaaabbccccd"
+    tasks = {
+        n: await waiting.enter(n, client=name, address=clients[name]) for n, name in enumerate(sent)
+    }
+    served = ""
+    while len(served) < len(sent):
+        waiting.let_in, waiting.room = set(tasks), 1
+        waiting.wait_queue.look()
+        await asyncio.sleep(0)
+        for n in [n for n, task in tasks.items() if task.done()]:
+            served += sent[n]
+            del tasks[n]
+    assert served == "acdbcacbcaa"
+    assert len(waiting.wait_queue) == 0
+
+
 async def test_no_client_fills_the_queue_alone() -> None:
     """The newest requests of the client with the most are refused, and those of a client that has
     as many are not.

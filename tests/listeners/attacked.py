@@ -40,6 +40,7 @@ class Engine:
     url: str = ""
     headers: dict[str, str] = field(default_factory=dict)  # of its answers
     chunks: int = 0  # of 64 KiB, of an endless answer
+    pause_s: float = 0.0  # before a completion
 
     def begin(self) -> None:
         """Drop earlier requests, and respond as usual."""
@@ -79,6 +80,7 @@ class Engine:
         if request.path in ("/health", "/metrics"):
             return web.Response(text="vllm:num_requests_running 0\n")
         self.seen.append((request.method, request.raw_path))
+        await asyncio.sleep(self.pause_s)
         if not self.chunks:
             return web.json_response({"choices": []}, headers=self.headers)
         endless = web.StreamResponse()

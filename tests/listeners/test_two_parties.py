@@ -10,10 +10,12 @@ party: the median ratio of interleaved pairs.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import itertools
 import json
+import select
 import socket
 import statistics
 import threading
@@ -25,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from attacked import Listener
+from attacked import Engine, Listener
 from numpy.typing import NDArray
 from support.blocks import eventually
 from support.memory_tier import MemoryTier
@@ -36,6 +38,7 @@ from test_rules import BOUNDS
 from beluga import Client, Handlers, IndexServer, KVCache, Pool
 from beluga._ffi import lib
 from beluga.errors import BelugaError
+from beluga.gateway import Address, Limits, Service, Settings, read_engines
 from beluga.rpc import messages
 from beluga.tiers import TierService
 
@@ -184,6 +187,33 @@ def remove_many(session: Session) -> bool:
 # ---- The gateway
 
 
+SLOTS, QUEUED = 4, 64  # of a gateway with a slow engine: running and waiting requests
+
+
+def route() -> None:
+    """Serve a gateway with a slow engine. Reply with its address."""
+
+    async def serve_requests(url: str) -> None:
+        limits = Limits(inflight_max=SLOTS, queued_max=QUEUED, health_interval_s=0.1)
+        settings = Settings(
+            engines=read_engines([url]),
+            policy="round-robin",
+            listen=Address("127.0.0.1", 0),
+            admin=None,
+            limits=limits,
+        )
+        async with Service(settings) as service:
+            await asyncio.to_thread(reply_to_lines, "{}:{}".format(*service.address))
+
+    with Engine(pause_s=0.02).running() as engine:
+        asyncio.run(serve_requests(engine.url))
+
+
+def reply_to_lines(text: str) -> None:
+    for _ in lines():
+        reply(text)
+
+
 class Caller:
     """A client of the gateway with its own address."""
 
@@ -195,17 +225,15 @@ class Caller:
             *self._address, timeout=self._timeout_s, source_address=self._source
         )
         self.held: list[socket.socket] = []
+        self.posting: list[http.client.HTTPConnection] = []
 
     def connect(self) -> socket.socket:
         return socket.create_connection(self._address, self._timeout_s, self._source)
 
     def post(self, prompt: str) -> int:
         """Send a completion. Returns its status."""
-        body = json.dumps({"model": "m", "prompt": prompt})
         try:
-            self._kept.request(
-                "POST", "/v1/completions", body, {"Content-Type": "application/json"}
-            )
+            self._send(self._kept, prompt)
             with self._kept.getresponse() as response:
                 response.read()
                 return response.status
@@ -213,9 +241,34 @@ class Caller:
             self._kept.close()
             return 0
 
+    def _send(self, connection: http.client.HTTPConnection, prompt: str, key: str = "") -> None:
+        body = json.dumps({"model": "m", "prompt": prompt})
+        headers = {"Content-Type": "application/json"}
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        connection.request("POST", "/v1/completions", body, headers)
+
+    def keep_posting(self, count: int) -> bool:
+        """Have that many requests, each of its own API key, and wait until one has ended."""
+        while len(self.posting) < count:
+            self.posting.append(
+                http.client.HTTPConnection(
+                    *self._address, timeout=self._timeout_s, source_address=self._source
+                )
+            )
+            self._send(self.posting[-1], "a", str(len(self.posting)))
+        sockets = [each.sock for each in self.posting]
+        readable, _, _ = select.select(sockets, [], [], self._timeout_s)
+        for number, each in enumerate(self.posting):
+            if each.sock in readable:
+                with each.getresponse() as response:
+                    response.read()
+                self._send(each, "a", str(number))
+        return True
+
     def close(self) -> None:
         self._kept.close()
-        for each in self.held:
+        for each in (*self.held, *self.posting):
             each.close()
 
 
@@ -238,6 +291,14 @@ def hold(caller: Caller, sent: bytes) -> bool:
         caller.held.append(caller.connect())
         caller.held[-1].sendall(sent)
     return True
+
+
+def fill_queue(caller: Caller) -> bool:
+    return caller.keep_posting(SLOTS + QUEUED)
+
+
+def keep_slots_busy(caller: Caller) -> bool:
+    return caller.keep_posting(2 * SLOTS)
 
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -271,6 +332,7 @@ class Row(NamedTuple):
     grows: int  # bytes
     blocks: int = 0  # lines of the pool's table; 0: the gateway is attacked
     disk: bool = False
+    slow: bool = False  # the gateway has a slow engine
 
     @property
     def name(self) -> str:
@@ -282,6 +344,7 @@ ROWS = (
     Row("open connections for clients", hold_connections, complete, complete, 200, 32 * MIB),
     Row("unfinished heads", hold_heads, complete_long, complete, 200, 128 * MIB),
     Row("bodies", hold_bodies, complete, complete, 200, 256 * MIB),
+    Row("waiting requests", fill_queue, keep_slots_busy, complete, 20, 32 * MIB, slow=True),
     Row("incomplete messages", never_end, call, call, 1, 80 * MIB, 4096),
     Row("pinned blocks", pin_all, pin, pin, 1100, 8 * MIB, 1 << 16),
     Row("hints", hint_all, hint, hint, 1100, 8 * MIB, 1 << 16),
@@ -294,7 +357,6 @@ ROWS = (
 OLDEST = "the oldest entry goes: one step for each request, whoever has filled the table"
 ONE = "of one deployment"
 OTHER_BOUNDS = {
-    "waiting requests": "first come, first served, with --max-inflight",
     "engines of the last responses": OLDEST,
     "clients that an engine refused": OLDEST,
     "salted blocks of an engine": OLDEST,
@@ -420,6 +482,11 @@ def scene(shm: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
             pid = server.pid
             for line in ("", "full"):
                 assert eventually(lambda line=line: int(server.request(line)) == 0)
+        elif row.slow:
+            server = start(route)
+            target, pid = server.request(""), server.pid
+            with contextlib.closing(Caller(target, 0, 1)) as caller:
+                assert eventually(lambda: complete(caller))
         else:
             clients: Listener = request.getfixturevalue("served").http["clients"]
             assert not isinstance(clients.address, Path)

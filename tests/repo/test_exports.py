@@ -70,7 +70,7 @@ EXPORTS: dict[str, str] = {
         "Advice BlockHasher BusyThresholds Candidate Candidates Choice Constraints CostEstimator "
         "Decision Era Estimate Estimator FindMatches Goals Load LoadTracker Matches "
         "LoadReport ORDERS Overlap POLICIES Policy Prompt Query RULES "
-        "Role Router RouterQueue Seen Tokens Worker WorkerMetrics advise costs "
+        "Role Router RouterQueue FairQueue Seen Tokens Worker WorkerMetrics advise costs "
         "make_policy model_costs ModelCosts salt_seed unsigned Cleared Indexer Removed "
         "RouterEvent Stored Tier "
         "ApproximateIndexer PredictiveIndexer Subscription WireDecoder hash_blocks_by "
@@ -86,7 +86,7 @@ EXPORTS: dict[str, str] = {
     "beluga.simulate": (
         "COUNT_MAX Course ENGINES FORMATS MEMORIES ORDERS Options PRESETS TraceEntry Reading Row "
         "SPEED_MAX SPEED_MIN Scale Spread TIME_UNITS Trace "
-        "found_shares goodput load_trace make_report make_trace simulate "
+        "check_memory found_shares goodput load_trace make_report make_trace simulate "
         "trace_requests unequal_memory"
     ),
     "beluga.events": "EventService EventSettings FORMS NameTable EventSource form_named",
