@@ -41,6 +41,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from beluga import conventions
+from beluga.errors import SettingsError
 
 _preferred_pool: list[str] = []
 
@@ -51,8 +52,12 @@ def pool_paths() -> list[str]:
 
 
 def environment_pool_paths() -> list[str]:
-    """Return the devices in BELUGA_POOL; there may be none."""
-    return [path for path in os.environ.get("BELUGA_POOL", "").split(":") if path]
+    """Return the devices in BELUGA_POOL; there may be none. Raises SettingsError."""
+    text = os.environ.get("BELUGA_POOL", "")
+    paths = [path for path in text.split(":") if path]
+    if text and not paths:
+        raise SettingsError(f"BELUGA_POOL is {text!r}; give PATH:PATH, or unset it")
+    return paths
 
 
 def prefer_pool(paths: list[str]) -> None:

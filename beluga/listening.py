@@ -23,7 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from beluga.errors import SettingsError
+from beluga.errors import RouterError, SettingsError
 from beluga.text import decode_text
 
 _OTHER_SITES = {"cross-site", "same-site"}  # of Sec-Fetch-Site; another port is another origin
@@ -218,3 +218,16 @@ def _shown(address: str) -> str:
     if user > options.start():
         return f"{scheme}{mark}...{end}"
     return scheme + mark + remainder[user + 1 : options.start()] + end
+
+
+_ENDPOINT = re.compile(r"tcp://.+:([0-9]+|\*|!)|ipc://.+")  # the endpoints that ZMQ accepts
+_PORT_MAX = 65535
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raise RouterError for a text that is not an endpoint of ZMQ."""
+    if not _ENDPOINT.fullmatch(endpoint):
+        raise RouterError(f"{endpoint!r} is not an endpoint; use tcp://HOST:PORT or ipc:///PATH")
+    port = endpoint.rpartition(":")[2]
+    if endpoint.startswith("tcp:") and port.isdecimal() and int(port[:6]) > _PORT_MAX:
+        raise RouterError(f"{endpoint} has a port above {_PORT_MAX}; give a smaller one")

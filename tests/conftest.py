@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import gc
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -172,6 +173,7 @@ def run(start: Start) -> Run:
     ) -> subprocess.CompletedProcess[str]:
         child = start(*arguments, entry=entry, cwd=cwd)
         stdout, stderr = child.communicate(stdin, timeout=120 * PATIENCE)
+        assert not re.search(r"^\S.*:\d+: (?!Resource)\w+Warning: ", stderr, re.MULTILINE), stderr
         return subprocess.CompletedProcess(child.args, child.returncode, stdout, stderr)
 
     return run

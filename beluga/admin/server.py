@@ -326,7 +326,7 @@ def _bound(host: str, port: int) -> socket.socket:
         raise AdminError(
             f"the admin endpoint cannot have {host} port {port} ({reason or error}); name another "
             "with --admin, or 0 for a free port"
-        ) from None
+        ) from error
 
 
 def _refuse_caller(

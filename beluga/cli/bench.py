@@ -203,6 +203,8 @@ def bench(
         if value and not any(name in beluga_bench.USES[bench] for bench in chosen):
             those = ", ".join(bench for bench, uses in beluga_bench.USES.items() if name in uses)
             raise BadParameter(f"{', '.join(chosen)} does not use --{name}; remove it ({those} do)")
+    if disk and not Path(disk).is_dir():
+        raise BadParameter(f"--disk {disk} is not a folder; name one")
     if pool:
         open_pool(pool).close()  # refuse wrong devices before anything runs
     options = beluga_bench.Options(

@@ -41,10 +41,23 @@ if TYPE_CHECKING:
 _ONBOARD_S = 30.0  # seconds without progress of the lower tiers
 _DIGEST = re.compile(r"(?:[0-9a-fA-F]{2}){16,64}")
 
+
+def _not_empty(text: str) -> str:
+    if not text:
+        raise BadParameter("it is empty; give a text")
+    return text
+
+
 Key = Annotated[
-    str, Argument(help="The block's key: any text, or 32 to 128 hex digits of a digest.")
+    str,
+    Argument(
+        parser=_not_empty,
+        help="The block's key: any text, or 32 to 128 hex digits of a digest.",
+    ),
 ]
-BlockNamespace = Annotated[str, Option(help="The namespace of the block.")]
+
+
+BlockNamespace = Annotated[str, Option(parser=_not_empty, help="The namespace of the block.")]
 
 
 def digest(key: str) -> bytes:
@@ -76,7 +89,7 @@ def put(
         room = opened.geometry.stripe_count * STRIPE_SIZE
         data = read_at_most(min(BLOCK_SIZE_MAX, room), file, "a block of this pool")
         if not data:
-            raise CacheError(f"{file} is empty; give at least one byte")
+            raise BadParameter(f"{file} is empty; give at least one byte")
         with KVCache(opened, namespace=namespace, host=host) as cache:
             state = _put(cache, key, data, force=force)
     if json:
@@ -158,7 +171,11 @@ def get(
 
 Keys = Annotated[
     list[str],
-    Argument(metavar="KEY...", help="Keys: any text, or 32 to 128 hex digits of a digest."),
+    Argument(
+        parser=_not_empty,
+        metavar="KEY...",
+        help="Keys: any text, or 32 to 128 hex digits of a digest.",
+    ),
 ]
 _FINGERPRINT = re.compile("[0-9a-f]{16}")
 _NAMED = 5  # keys listed in an error
@@ -166,7 +183,7 @@ _NAMESPACE = "cli"  # the default
 
 
 def _namespace_of(
-    namespace: str = _NAMESPACE,
+    namespace: Annotated[str, Option(parser=_not_empty)] = _NAMESPACE,
     field: list[str] | None = None,
     salt: str = "",
 ) -> Callable[..., Any]:
@@ -192,9 +209,12 @@ def _namespace_in(pool: Pool, name: str, fields: list[str] | None, salt: str) ->
             raise BadParameter(
                 f"--field and --namespace {name} exclude each other; give one of them"
             )
-        if invalid := [text for text in fields if "=" not in text]:
+        pairs = [text.partition("=")[::2] for text in fields]
+        if invalid := [t for t, (n, _) in zip(fields, pairs, strict=True) if not n or "=" not in t]:
             raise BadParameter(f"--field {invalid[0]} is not NAME=VALUE; give a name and a value")
-        pairs = [text.split("=", 1) for text in fields]
+        names = [name for name, _ in pairs]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise BadParameter(f"--field names {twice[0]} twice; give each field once")
         return Namespace({n: int(v) if v.isdecimal() else v for n, v in pairs}, salt=salt)
     for recorded in known_namespaces(pool.runtime_dir):
         if f"{recorded.fingerprint:016x}" == name:

@@ -19,7 +19,15 @@ from beluga.choices import (
 )
 from beluga.cli import logs
 from beluga.cli.frame import BadParameter, Option
-from beluga.cli.options import JsonLines, LogFormat, LogLevel, as_bad_value, need, size
+from beluga.cli.options import (
+    JsonLines,
+    LogFormat,
+    LogLevel,
+    as_bad_value,
+    need,
+    refuse_alone,
+    size,
+)
 from beluga.cli.output import announce
 from beluga.cli.routing_options import (
     GPU_PATH,
@@ -42,6 +50,9 @@ from beluga.errors import ListenError, QueueError, RouterError
 if TYPE_CHECKING:
     from beluga.gateway import Limits, Prefill, Service
     from beluga.listening import Token
+
+
+_PREFILL_WHEN, _PREFILL_WAIT_S = "isl-bounding", 60.0
 
 
 def gateway(
@@ -68,14 +79,14 @@ def gateway(
     stall: Annotated[float, Option(min=0.1)] = 600.0,
     health_interval: Annotated[float, Option(min=0.05)] = 2.0,
     drain: Annotated[float, Option(min=0)] = 30.0,
-    max_body: Annotated[int, Option(min=1)] = 64 << 20,
-    max_bodies: Annotated[int, Option(parser=size)] = 256 << 20,
+    max_body: Annotated[int, Option(parser=size, min=1)] = 64 << 20,
+    max_bodies: Annotated[int, Option(parser=size, min=1)] = 256 << 20,
     body_wait: Annotated[float, Option(min=0.1, max=3600)] = 120.0,
     seed: int = 0,
     prefill_queue: list[str] | None = None,
-    prefill_when: Annotated[str, Option(words=PREFILL_RULES)] = "isl-bounding",
+    prefill_when: Annotated[str, Option(words=PREFILL_RULES)] = _PREFILL_WHEN,
     prefill_threshold: list[str] | None = None,
-    prefill_wait: Annotated[float, Option(min=0)] = 60.0,
+    prefill_wait: Annotated[float, Option(min=0)] = _PREFILL_WAIT_S,
     advise: Annotated[float, Option(min=0)] = 180.0,
     ttft_goal: Annotated[float | None, Option(min=0.001)] = None,
     token_goal: Annotated[float | None, Option(min=0.0001)] = None,
@@ -114,7 +125,7 @@ def gateway(
     --block-size: The tokens per block of the engines. 0: the engines report it.
     --index-ranks: The number of workers that the index of caches has room for, counting every
         data-parallel rank. More ranks take more memory per block.
-    --queue: The order of waiting requests: {words}.
+    --queue: The order of a client's waiting requests: {words}. Clients take turns.
     --queue-threshold: Requests wait while workers have this many batches of prefill; 0: never.
     --queue-wait: The longest wait of a request, in seconds.
     --max-inflight: The largest number of requests per worker; 0 for no limit.
@@ -148,6 +159,15 @@ def gateway(
             raise BadParameter(f"--{option} {path} does not exist; name a file that does")
     if chat_template is not None and tokenizer is None:
         raise BadParameter("--chat-template needs --tokenizer with the model's folder; add it")
+    prefill_given = {
+        "prefill_when": prefill_when != _PREFILL_WHEN,
+        "prefill_threshold": prefill_threshold,
+        "prefill_wait": prefill_wait != _PREFILL_WAIT_S,
+    }
+    refuse_alone("--prefill-queue", prefill_queue, **prefill_given)
+    refuse_alone("--pool-events", pool_events, pool_events_token=pool_events_token)
+    if max_bodies < max_body:
+        raise BadParameter(f"--max-bodies is {max_bodies}; give at least --max-body, {max_body}")
     service = _begin(log_level, log_format, events=bool(kv_events or pool_events))
     with as_bad_value(RouterError, excepted=(ListenError, QueueError)):
         settings_of_service = service.Settings(

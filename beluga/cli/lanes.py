@@ -25,6 +25,7 @@ from beluga.cli.options import (
     Timeout,
     open_pool,
     read_at_most,
+    refuse_alone,
 )
 from beluga.cli.output import plain, print_json, print_row
 
@@ -58,6 +59,7 @@ def serve_lanes(
     from beluga.admin import ServerHealth, lane_routes
     from beluga.rpc import METHOD_USER, Server
 
+    refuse_alone("MODULE:NAME", handlers, handler_threads=handler_threads != 1)
     registered = serve.named_handlers(handlers)
     if detach:
         detached(pool, json, module="cxl_rpc")

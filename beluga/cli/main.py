@@ -26,6 +26,9 @@ from beluga.errors import (
     BadTypeError,
     BadValueError,
     BelugaError,
+    DeviceForeignError,
+    DeviceMismatchError,
+    DeviceMissingError,
     DeviceSpecError,
     InstructionError,
     SettingsError,
@@ -40,11 +43,13 @@ _PLAIN = {
     **dict.fromkeys("─━═–—", "-"),  # noqa: RUF001
     **dict.fromkeys("│┃║", "|"),
 }
+_NO_ADDRESS = errno.EADDRNOTAVAIL
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WRONG_VALUES = (
     *(BadTypeError, BadValueError, DeviceSpecError, InstructionError),
     *(SettingsError, SimulateError, TraceError),
 )
+_WRONG_DEVICES = (DeviceForeignError, DeviceMismatchError, DeviceMissingError, DeviceSpecError)
 # Errors of a file that the command line names, with their remedies
 _MENDS = {
     errno.ENOENT: "check the path",
@@ -136,7 +141,10 @@ def _status(error: BaseException) -> int:
     """Return 2 for an error of the command line, which names a wrong value or file; otherwise 1."""
     if isinstance(error, OSError) and error.filename is not None:
         return 2 if error.errno in _MENDS else 1
-    return 2 if isinstance(error, _WRONG_VALUES) else 1
+    cause = error.__cause__
+    if isinstance(cause, OSError) and ((number := cause.errno or 0) < 0 or number == _NO_ADDRESS):
+        return 2  # no such host (by getaddrinfo), or an address of another machine
+    return 2 if isinstance(error, _WRONG_VALUES) or isinstance(cause, _WRONG_DEVICES) else 1
 
 
 def _message(error: BaseException) -> str:

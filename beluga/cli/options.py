@@ -55,6 +55,13 @@ def as_bad_value(
         raise BadParameter(str(error)) from None
 
 
+def refuse_alone(needed: str, present: object, **given: object) -> None:
+    """Raise BadParameter for an option that is given without the one that it needs."""
+    for name, value in given.items():
+        if value and not present:
+            raise BadParameter(f"--{name.replace('_', '-')} needs {needed}; give both")
+
+
 _WRONG_DEVICES = (
     *(DeviceForeignError, DeviceMismatchError, DeviceMissingError, DevicePermissionError),
     DeviceSpecError,

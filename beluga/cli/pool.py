@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
@@ -15,7 +16,15 @@ import click
 from beluga import config
 from beluga.choices import BLOCK_COUNT_MAX, COHERENCE_MODES, LANE_COUNT_MAX
 from beluga.cli.frame import Argument, BadParameter, Legend, Option, OptionGroup, explains
-from beluga.cli.options import Json, PoolPaths, as_bad_value, naming_devices, open_pool, size
+from beluga.cli.options import (
+    Json,
+    PoolPaths,
+    as_bad_value,
+    naming_devices,
+    open_pool,
+    refuse_alone,
+    size,
+)
 from beluga.cli.output import plain, print_facts, print_json, print_note, print_table, progress
 from beluga.errors import (
     DeviceMismatchError,
@@ -242,6 +251,10 @@ def check(
                 if payload
                 else check_devices(specs)
             )
+    absent = ("superblock-foreign ", "superblock-empty ")
+    if report.findings and all(finding.startswith(absent) for finding in report.findings):
+        found = report.findings[0].partition(" ")[2]
+        raise BadParameter(f"{found}; name a pool, or make one: beluga pool create PATH...")
     facts = asdict(report)
     if names:
         with open_pool(pool) as opened:
@@ -256,12 +269,9 @@ def check(
             print_note(" ".join(f"{what} {value}" for what, value in name.items()))
     if report.finding_count:
         mend = "damaged blocks read as misses; use --repair to drop them"
-        absent = ("superblock-foreign ", "superblock-empty ")
         foreign = ("superblock-version ", "superblock-format ")
         if all(finding.startswith(foreign) for finding in report.findings):
             mend = "use the Beluga that made the pool, or beluga pool create --force PATH..."
-        elif all(finding.startswith(absent) for finding in report.findings):
-            mend = "no pool is there; name its devices, or make one: beluga pool create PATH..."
         raise PoolError(f"the check has {report.finding_count} findings; {mend}")
 
 
@@ -304,6 +314,9 @@ def destroy(
 
     specs = paths or [str(spec) for spec in default_specs()]
     if not yes:
+        peek = getattr(sys.stdin.buffer, "peek", None)  # of a file or a pipe
+        if peek is not None and not sys.stdin.isatty() and not peek(1):
+            raise BadParameter("there is nobody to confirm it; give --yes")
         click.confirm(f"Destroy the pool on {', '.join(specs)}?", abort=True, err=True)
     emulated = set(emulated_paths())
     with naming_devices() if paths else nullcontext():
@@ -348,6 +361,9 @@ def mount(
     metadata = new["metadata"]
     if metadata and not paths:
         raise BadParameter("--metadata goes with devices for the blocks; name them, too: PATH...")
+    names = {"device_size": "size", "interleave": "no-interleave", "lane_count": "lanes"}
+    given = {name: value != new_pool()[name] for name, value in new.items() if name != "metadata"}
+    refuse_alone("--create", create_first, **{names.get(n, n): given[n] for n in given})
     data = paths or emulated_paths()
     specs = [metadata, *data] if metadata else data
     with naming_devices() if paths else nullcontext(), storing_default(specs):

@@ -47,6 +47,8 @@ def prefill_worker(
         raise BadParameter(
             f"--engine {shown_url(engine)} is not an address; write http://HOST:PORT"
         )
+    if not name:
+        raise BadParameter("--name is empty; give the model's name in the router")
     logs.begin(log_level, log_format)
     asyncio.run(_work(engine, queue, name, concurrency, visibility, timeout, json=json))
 

@@ -27,6 +27,7 @@ from beluga.cli.options import (
     as_bad_value,
     need,
     open_pool,
+    refuse_alone,
     size,
 )
 from beluga.cli.output import announce
@@ -146,6 +147,7 @@ def admin_endpoint(
     from beluga.admin import Admin, read_address
     from beluga.listening import read_tls, read_token
 
+    refuse_alone("--admin", admin, admin_token=admin_token, admin_tls=admin_tls)
     return partial(
         Admin,
         address=read_address(admin) if admin else None,
@@ -177,7 +179,7 @@ _LOOK_INTERVAL_S = 0.5
 _PERCENT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,4})?")
 _OFFLOAD, _ADMISSION = "drop", "adaptive"
 _HINT_BUDGET = "25%"
-_EVENTS_FORM = "vllm"
+_EVENTS_FORM, _EVENTS_NAME = "vllm", "beluga"
 
 
 def serve(
@@ -205,7 +207,7 @@ def serve(
     events_replay: str = "",
     events_token: Path | None = None,
     events_form: str = _EVENTS_FORM,
-    events_name: str = "beluga",
+    events_name: str = _EVENTS_NAME,
     events_model: str = "",
     *,
     endpoint: AdminEndpoint,
@@ -254,6 +256,7 @@ def serve(
     tiers = _tier_settings(disk, disk_bytes, disk_owner, remote, offload, admission, eviction)
     with as_bad_value(TierError):
         forgotten = tiers.others(forget_tier or ())  # stored names of tiers to abandon
+    refuse_alone("--handlers", handlers, handler_threads=handler_threads != 1)
     published = _event_settings(
         events, events_replay, events_form, events_token, events_name, events_model
     )
@@ -377,8 +380,7 @@ def _silence(silent_s: float, *, stands_by: bool, watch: bool) -> float | None:
     """Return how long a heartbeat must stop before this server takes over; None if it does not
     stand by.
     """
-    if watch and not stands_by:
-        raise BadParameter("--watch needs --standby; give both")
+    refuse_alone("--standby", stands_by, watch=watch)
     return silent_s if stands_by else None
 
 
@@ -403,8 +405,7 @@ def _tier_settings(
             admission=admission,
             eviction=eviction,
         )
-        if disk_owner and not disks:
-            raise BadParameter("--disk-owner needs a disk; give --disk")
+        refuse_alone("--disk", disks, disk_owner=disk_owner)
         if not tiers:
             refuse_without_tier(offload, admission, usual=(_OFFLOAD, _ADMISSION))
         tiers.check()
@@ -569,6 +570,9 @@ def _event_settings(
             raise BadParameter(f"--events-form{str(error).removeprefix('form')}") from None
     if (replay and not endpoint) or (endpoint and not replay and not repeats):
         raise BadParameter("--events and --events-replay need each other; give both")
+    others = {"form": form != _EVENTS_FORM, "name": name != _EVENTS_NAME, "model": model}
+    given = {f"events_{option}": value for option, value in {**others, "token": token}.items()}
+    refuse_alone("--events", endpoint, **given)
     if not endpoint:
         return None
     need("router", "zmq")

@@ -172,7 +172,7 @@ class _Reader:
                 raise _WrongSettingError(name, f"is a table; write [{name}] above its settings")
             elif name.replace("-", "_") not in of_all:
                 names = [*of_all, *(f"[{table}]" for table in self._tables)]
-                text = f"is not a setting of all commands{suggest(name, names)}"
+                text = f"is not a setting of all commands{suggest(name, names) or self._help()}"
                 raise _WrongSettingError(name, text)
             else:
                 self._check("", name, name, of_all, value)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from beluga.choices import COST_MODELS, GPU_PATHS_GB_PER_S
 from beluga.cli.frame import Argument, BadParameter, Legend, Option, explains
-from beluga.cli.options import Json, Wide, as_bad_value, size
+from beluga.cli.options import Json, Wide, as_bad_value, refuse_alone, size
 from beluga.cli.output import print_facts, print_json, print_note, print_table
 from beluga.cli.trace_options import read_named, trace_options
 from beluga.errors import TierError
@@ -96,6 +96,10 @@ def size_tiers(
         raise BadParameter("give a model or its numbers, not both")
     if recompute_ms is not None and model_costs is not None:
         raise BadParameter("--recompute-ms and --model-costs exclude each other; give one of them")
+    if latent_dim and (kv_heads or head_dim):
+        raise BadParameter("--latent-dim excludes --kv-heads and --head-dim; drop one or the other")
+    refuse_alone("--model-costs", model_costs, position=position)
+    refuse_alone("--disk", disk, disk_bandwidth=disk_bandwidth)
     numbers = (layers, kv_heads, head_dim, latent_dim)
     shape = read_model(model, dtype) if model is not None else _shape(*numbers, dtype)
     if model_costs is not None:

@@ -43,7 +43,7 @@ from beluga.errors import BelugaError, RouterError, RpcError
 from beluga.events.forms import EventSource, Form, Message, form_named
 from beluga.events.table import NameTable
 from beluga.index import read_names
-from beluga.listening import Token, is_loopback
+from beluga.listening import Token, check_endpoint, is_loopback
 from beluga.open_files import require_zmq_files
 from beluga.router import (
     TOKENS_FRAME_MAX,
@@ -91,9 +91,7 @@ _HEARTBEAT_MS = 10_000
 _HEARTBEAT_TIMEOUT_MS = 30_000
 _BACKLOG = 1024
 _END = (1 << 64) - 1  # the number of the last message of a replay
-_PORT_MAX = 65535
 _PATH_MAX = 107  # bytes of a Unix socket's path
-_ENDPOINT = re.compile(r"tcp://.+:([0-9]+|\*|!)|ipc://.+")  # the endpoints that ZMQ accepts
 _ZAP = "inproc://zeromq.zap.01"  # where libzmq asks whether a peer may connect (RFC 27)
 
 Messages = list[tuple[int, Message]]
@@ -143,27 +141,19 @@ class EventSettings:
                 f"{self.endpoint!r} is no router's endpoint; use {_CONNECT}tcp://HOST:PORT"
             )
         for endpoint in filter(None, (own, self.replay)):
-            if not _ENDPOINT.fullmatch(endpoint):
-                raise RouterError(
-                    f"{endpoint!r} is not an endpoint; use tcp://HOST:PORT or ipc:///PATH"
-                )
+            check_endpoint(endpoint)
             if endpoint is not own or own == self.endpoint:
-                _check_address(endpoint)
+                _check_path(endpoint)
         if self.endpoint == self.replay and not self.endpoint.endswith((":0", "*")):
             raise RouterError(
                 f"events and their replay cannot both be at {self.endpoint}; give each its own"
             )
 
 
-def _check_address(endpoint: str) -> None:
-    """Raise RouterError if an endpoint's port is out of range, or its path cannot be a socket."""
+def _check_path(endpoint: str) -> None:
+    """Raise RouterError if an endpoint's path cannot be a socket."""
     kind, _, address = endpoint.partition("://")
-    if kind == "tcp":
-        port = address.rpartition(":")[2]
-        if port.isdecimal() and int(port[:6]) > _PORT_MAX:
-            raise RouterError(f"{endpoint} has a port above {_PORT_MAX}; give a smaller one")
-        return
-    if address.startswith("@"):  # an abstract name
+    if kind == "tcp" or address.startswith("@"):  # an abstract name
         return
     path, size = Path(address), len(os.fsencode(address))
     folder = path.absolute().parent

@@ -95,7 +95,7 @@ async def _bound_sockets(address: Address) -> list[socket.socket]:
         raise ListenError(
             f"the gateway cannot listen on {address.host} port {address.port} ({why}); give "
             "another --host or --port, or another --admin address"
-        ) from None
+        ) from error
     return sockets
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from beluga.conventions import EVENTS_USER
 from beluga.errors import RouterError
 from beluga.gateway.engine import Engine
-from beluga.listening import Token
+from beluga.listening import Token, check_endpoint
 from beluga.open_files import require_zmq_files
 from beluga.router import HashBlocks, Indexer, PoolFeed, Subscription, WireDecoder
 
@@ -46,6 +46,8 @@ class _Follower:
             import zmq.asyncio
         except ModuleNotFoundError:
             raise RouterError(f"{what} need pyzmq; pip install 'beluga-kv[router]'") from None
+        for each in filter(None, (endpoint, replay)):
+            check_endpoint(each)
         require_zmq_files(f"following {endpoint}", sockets=_SOCKETS, error=RouterError)
         self.endpoint = endpoint
         self._zmq, self._replay_endpoint, self._token = zmq, replay, token
@@ -289,7 +291,7 @@ class PoolListener(_Follower):
         """``endpoints`` is ``ENDPOINT,REPLAY``; ``token`` is that of ``--events-token``."""
         endpoint, comma, replay = endpoints.partition(",")
         if not comma:
-            raise RouterError(f"'{endpoints}' is not ENDPOINT,REPLAY for the pool's events")
+            raise RouterError(f"'{endpoints}' is not ENDPOINT,REPLAY; give those of beluga serve")
         super().__init__("pool events", endpoint, replay, token=token)
         self._endpoints = endpoints
         self._current_s = time.monotonic()  # last time the index was up to date

@@ -130,6 +130,11 @@ class Service:
         await self._open_handlers(stack, client)
         self._watch(stack)
         await self._open_listeners(stack)
+        if not len(self.fleet):
+            log.warning(
+                "no worker is configured, so every request is refused with status 503; add one "
+                "with --worker, --workers-file, or POST /workers on the admin port"
+            )
 
     def _watch(self, stack: contextlib.AsyncExitStack) -> None:
         """Report problems, and advise."""
@@ -240,11 +245,6 @@ class Service:
         elif not settings.engines and settings.admin is None:
             raise RouterError(
                 "no worker is configured; give one, or a file or an admin API to add one later"
-            )
-        if not len(self.fleet):
-            log.warning(
-                "no worker is configured, so every request is refused with status 503; add one "
-                "with --worker, --workers-file, or POST /workers on the admin port"
             )
 
     async def drain(self) -> None:

@@ -36,7 +36,7 @@ class Address(NamedTuple):
         """Parse ``HOST:PORT`` or ``[IPV6]:PORT``. Raises RouterError."""
         host, _, port = text.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
-            raise RouterError(f"'{text}' is not HOST:PORT")
+            raise RouterError(f"'{text}' is not HOST:PORT; give an address and a port to 65535")
         return cls(host.strip("[]"), int(port))
 
     @property
@@ -112,6 +112,8 @@ class Callers:
         ``CERTIFICATE,KEY``. Raises SettingsError.
         """
         token = None if token is None else path_of("token", token)
+        if "" in (hosts or ()):
+            raise SettingsError("--allow-host is empty; give a name, or * for all")
         for origin in origins or ():
             if not _ORIGIN.fullmatch(origin):
                 raise SettingsError(

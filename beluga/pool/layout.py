@@ -371,6 +371,11 @@ def _validate(settings: NewPoolSettings, device_size: int) -> None:
             "a device's size (--size; device_size) is a multiple of 2 MiB, from 4 MiB to "
             f"128 TiB, not {device_size} bytes"
         )
+    if settings.max_blocks is not None and settings.block_bytes is not None:
+        raise PoolError(
+            "--max-blocks (max_blocks) and --block-bytes (block_bytes) size the same table; give "
+            "one of them"
+        )
     ranges = {
         "--lanes (lane_count)": (settings.lane_count, 1, LANE_COUNT_MAX),
         "--max-blocks (max_blocks)": (settings.max_blocks, 1, BLOCK_COUNT_MAX),

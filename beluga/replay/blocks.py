@@ -30,6 +30,18 @@ Words: TypeAlias = npt.NDArray[np.uint64]
 Digests: TypeAlias = npt.NDArray[np.uint8]
 
 
+@dataclass(frozen=True, slots=True)
+class EngineTally:
+    """What engines' block managers counted, in blocks. ``missed_targets`` is text for display."""
+
+    device_hits: int = 0
+    onboarded: int = 0
+    prefetched: int = 0
+    offloaded: int = 0
+    evicted: int = 0
+    missed_targets: tuple[str, ...] = ()
+
+
 class Contents:
     """Keys and bytes of blocks of one size. ``block_size`` is in bytes, a multiple of 8."""
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +27,20 @@ from beluga.kvbm import BlockManager, BlockPool, CacheTier, RegisteredBlock
 from beluga.kvcache import KVCache
 from beluga.metrics import REGISTRY
 from beluga.pool import Pool, show_size
-from beluga.replay.blocks import PATIENCE_S, Contents, PatientCache, Tally, digests
+from beluga.replay.blocks import (
+    PATIENCE_S,
+    Contents,
+    EngineTally,
+    PatientCache,
+    Tally,
+    digests,
+)
 from beluga.replay.process import Job, packed, report, tickets
 from beluga.replay.trace import TraceRequest, read_trace
 from beluga.rpc import Client
 from beluga.transfer import BlockLayout, View
 
 _TIER = "device"
-
-
-@dataclass(frozen=True, slots=True)
-class EngineTally:
-    """What engines' block managers counted, in blocks. ``missed_targets`` is text for display."""
-
-    device_hits: int = 0
-    onboarded: int = 0
-    prefetched: int = 0
-    offloaded: int = 0
-    evicted: int = 0
-    missed_targets: tuple[str, ...] = ()
 
 
 class EngineWorker:

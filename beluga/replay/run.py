@@ -24,7 +24,7 @@ import numpy as np
 
 from beluga.errors import BadValueError, ReplayError
 from beluga.pool import Pool, room, scratch_folder, show_size
-from beluga.replay.client import EngineTally
+from beluga.replay.blocks import EngineTally
 from beluga.replay.process import (
     DEVICE_COUNT,
     Dispatcher,

@@ -74,7 +74,10 @@ def simulate(  # noqa: PLR0913  what to compare, by name
     for case in cases:
         block = trace.block_tokens * case.model.kv_bytes_per_token
         if case.hbm_bytes < block:
-            raise SimulateError(f"HBM of {case.hbm_bytes} bytes has no room for a block of {block}")
+            raise SimulateError(
+                f"--hbm (hbm_bytes) is {case.hbm_bytes}, less than a block of {block} bytes; give "
+                "more"
+            )
     jobs = [
         SimulatedJob(case, policy, memory, seed, course=courses and not seed)
         for case in cases

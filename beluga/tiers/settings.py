@@ -84,6 +84,8 @@ class TierSettings:
             except TierError as error:
                 raise TierError(f"--disk-bytes: {error}") from None
         for url in self.remotes:
+            if self.remotes.count(url) > 1:
+                raise TierError("--remote names a store twice; give each store once")
             try:
                 split_remote(url)
             except TierError as error:
@@ -138,7 +140,10 @@ class TierSettings:
         and a URL all stores there but the one that these settings reach. Raises
         :class:`~beluga.errors.TierError`.
         """
-        return [name if name == "disk" else store_name(name) for name in names]
+        try:
+            return [name if name == "disk" else store_name(name) for name in names]
+        except TierError as error:
+            raise TierError(f"--forget-tier: {error}, or disk") from None
 
     @property
     def waits(self) -> bool:

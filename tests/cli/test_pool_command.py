@@ -149,6 +149,9 @@ def test_check_finds_a_changed_byte(run: Run, pool: list[str]) -> None:
 def test_destroy_removes_the_files(run: Run, pool: list[str]) -> None:
     paths = pool[1::2]
     assert run("pool", "destroy", *paths, stdin="n\n").returncode == 1
+    unasked = run("pool", "destroy", *paths, stdin="")
+    assert (unasked.returncode, unasked.stderr.count("\n")) == (2, 1)
+    assert "there is nobody to confirm it; give --yes" in unasked.stderr
     assert Path(paths[0]).exists()
     assert run("pool", "destroy", *paths, "--yes").returncode == 0
     assert not any(Path(path).exists() for path in paths)
@@ -158,8 +161,8 @@ def test_a_check_of_a_file_without_a_pool_advises_no_repair(run: Run, paths: lis
     for content in (b"no pool " * 1024, bytes(8 << 20)):
         Path(paths[0]).write_bytes(content)
         checked = run("pool", "check", "--pool", paths[0])
-        assert checked.returncode == 1
-        assert "no pool is there; name its devices" in checked.stderr
+        assert (checked.returncode, checked.stderr.count("\n")) == (2, 1)
+        assert "name a pool, or make one: beluga pool create" in checked.stderr
         assert "--repair" not in checked.stderr
 
 

@@ -80,7 +80,7 @@ TABLE = [
     ("gateway --queue foo", 2, "--queue is 'foo'; give fcfs, lcfs or wspt"),
     ("gateway --prefill-when foo", 2, "--prefill-when is 'foo'; give always-remote"),
     ("gateway --prefill-queue foo", 2, "'foo' is not MODEL=QUEUE"),
-    ("gateway --prefill-threshold foo=x", 2, "'foo=x' is not NAME=NUMBER"),
+    ("gateway --prefill-queue m=pool --prefill-threshold foo=x", 2, "'foo=x' is not NAME=NUMBER"),
     ("gateway --policy foo", 2, "--policy: there is no policy 'foo'; choose one of"),
     ("gateway --allow-origin foo", 2, "--allow-origin foo is not an origin"),
     ("gateway --worker http://a:1 --port 70000", 2, "--port is 70000; give 0 to 65535"),
@@ -323,6 +323,54 @@ TABLE = [
     ("pool create FOLDER/a --size 99999T", 2, "--size; device_size"),
     ("bench report --out page.txt", 2, "does not end with .html"),
     ("bench report nothing", 2, "no benchmark 'nothing'"),
+    # Empty texts, and names that are given twice
+    ("put --pool POOL k /dev/null", 2, "is empty; give at least one byte"),
+    ("put --pool POOL EMPTY LIST", 2, "KEY: it is empty; give a text"),
+    ("rm --pool POOL EMPTY", 2, "KEY...: it is empty; give a text"),
+    ("put --pool POOL k LIST --namespace EMPTY", 2, "--namespace: it is empty; give a text"),
+    ("rm --pool POOL k --field =a", 2, "--field =a is not NAME=VALUE"),
+    ("rm --pool POOL k --field a=1 --field a=2", 2, "--field names a twice; give each field once"),
+    ("gateway --worker http://a:1 --allow-host EMPTY", 2, "--allow-host is empty; give a name"),
+    ("prefill-worker --engine http://a:1 --queue pool --name EMPTY", 2, "--name is empty; give"),
+    ("serve --pool POOL --remote memory://a --remote memory://a", 2, "twice; give each store once"),
+    # Options without the one that they need, and both of two
+    *(
+        (f"serve --pool POOL {option}", 2, f"{option.split()[0]} needs {needed}; give both")
+        for option, needed in (
+            ("--events-form llm-d", "--events"),
+            ("--events-name a", "--events"),
+            ("--events-model a", "--events"),
+            ("--events-token LIST", "--events"),
+            ("--admin-token LIST", "--admin"),
+            ("--admin-tls LIST,LIST", "--admin"),
+            ("--handler-threads 2", "--handlers"),
+            ("--disk-owner a", "--disk"),
+            ("--watch", "--standby"),
+        )
+    ),
+    *(
+        (f"gateway {option}", 2, f"{option.split()[0]} needs --prefill-queue; give both")
+        for option in ("--prefill-when length", "--prefill-threshold a=1", "--prefill-wait 2")
+    ),
+    ("gateway --pool-events-token LIST", 2, "--pool-events-token needs --pool-events; give both"),
+    ("mount POOL --size 64M", 2, "--size needs --create; give both"),
+    ("mount POOL --no-interleave", 2, "--no-interleave needs --create; give both"),
+    ("size --position 5", 2, "--position needs --model-costs; give both"),
+    ("size --disk-bandwidth 5", 2, "--disk-bandwidth needs --disk; give both"),
+    ("size --layers 2 --latent-dim 5 --kv-heads 1", 2, "--latent-dim excludes --kv-heads and"),
+    ("pool create FOLDER/a --size 64M --max-blocks 9 --block-bytes 1M", 2, "give one of them"),
+    # Addresses that nobody has, and sizes that contradict each other
+    ("gateway --port 0 --admin 127.0.0.1:0 --host a.invalid", 2, "give another --host or --port"),
+    ("serve --pool POOL --admin 192.0.2.1:9", 2, "name another with --admin"),
+    ("gateway --kv-events http://a:1=foo --worker http://a:1", 2, "use tcp://HOST:PORT or ipc:///"),
+    ("gateway --worker http://a:1 --kv-events http://a:1=tcp://a:70000", 2, "port above 65535"),
+    ("gateway --worker http://a:1 --max-bodies 1M", 2, "give at least --max-body, 67108864"),
+    ("gateway --worker http://a:1 --max-bodies 0", 2, "--max-bodies is 0; give at least 1"),
+    ("gateway --worker http://a:1 --prefill-queue m=pool:/nowhere", 2, "check the path"),
+    ("bench tiers-disk --disk /nowhere", 2, "--disk /nowhere is not a folder; name one"),
+    ("serve --pool POOL --forget-tier foo", 2, "--forget-tier: the remote store's URL has no"),
+    ("disk adopt LIST", 2, "has data, but is not a disk tier; give another path"),
+    ("pool check --pool LIST", 2, "name a pool, or make one: beluga pool create PATH..."),
     # No server
     ("ping --pool POOL --timeout 1", 1, "no server answers on this pool; start one with"),
     ("stat --pool POOL", 1, "start one with 'beluga serve'"),
@@ -331,7 +379,6 @@ TABLE = [
     ("top --pool POOL --once", 1, "start 'beluga serve'"),
     ("quota --pool POOL --set pins=1", 1, "no server of this pool runs on this host"),
     ("drain --pool POOL", 1, "no server of this pool runs on this host"),
-    ("put --pool POOL k /dev/null", 1, "is empty; give at least one byte"),
     ("stop --pool POOL", 1, "no server was started here with --detach"),
 ]
 
@@ -364,6 +411,7 @@ def test_a_wrong_line_is_one_line_with_its_mend(
     words = line.split()
     for name, path in names.items():
         words = [word.replace(name, str(path)) for word in words]
+    words = ["" if word == "EMPTY" else word for word in words]
     monkeypatch.setattr("sys.argv", ["beluga", *words])
     try:
         with pytest.raises(SystemExit) as ended:
@@ -380,7 +428,7 @@ def test_a_wrong_line_is_one_line_with_its_mend(
 
 # Options of sizes that have no limit of their own: of quotas and buffers, and of what is computed.
 UNLIMITED = {
-    *("serve --quota-bytes", "gateway --max-bodies", "size --disk"),
+    *("serve --quota-bytes", "gateway --max-body", "gateway --max-bodies", "size --disk"),
     *("simulate --pool-bytes", "simulate --local", "simulate --hbm"),
 }
 # The other options of sizes, with a size that parses and that no machine has.

@@ -86,7 +86,7 @@ EXPORTS: dict[str, str] = {
     "beluga.simulate": (
         "COUNT_MAX Course ENGINES FORMATS MEMORIES ORDERS Options PRESETS TraceEntry Reading Row "
         "SPEED_MAX SPEED_MIN Scale Spread TIME_UNITS Trace "
-        "check_memory found_shares goodput load_trace make_report make_trace simulate "
+        "found_shares goodput load_trace make_report make_trace simulate "
         "trace_requests unequal_memory"
     ),
     "beluga.events": "EventService EventSettings FORMS NameTable EventSource form_named",

@@ -257,7 +257,7 @@ def test_hbm_has_room_for_one_block_at_least() -> None:
     trace = make_trace("small", BLOCK, [TraceEntry(0, 1, 1, ())], 1.0)
     options = Options(workers=1, model=MODEL, hbm=BLOCK)
     assert simulate(trace, options, policies=["random"])[0].rejects == 0
-    with pytest.raises(SimulateError, match="no room for a block of 10"):
+    with pytest.raises(SimulateError, match="less than a block of 10 bytes"):
         simulate(trace, dataclasses.replace(options, hbm=BLOCK - 1), policies=["random"])
     for nothing in ({"seeds": 0}, {"memories": []}):
         with pytest.raises(SimulateError, match="nothing to simulate"):

@@ -256,7 +256,7 @@ def test_invalid_runs_are_rejected() -> None:
         simulate(TRACE, OPTIONS, policies=["x"])
     with pytest.raises(SimulateError, match="name a policy"):
         simulate(TRACE, OPTIONS, policies=[])
-    with pytest.raises(SimulateError, match="no room for a block"):
+    with pytest.raises(SimulateError, match="less than a block"):
         simulate(TRACE, dataclasses.replace(OPTIONS, hbm=1000), policies=["random"])
 
 

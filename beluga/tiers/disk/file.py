@@ -522,6 +522,7 @@ def file_of_tier(path: StrPath) -> Path:
         raise TierError(f"{path} is not a disk tier; name the disk of a server (--disk)")
     if not (file.is_file() or file.is_block_device()):
         raise TierError(f"{path} is not a folder, file or block device; give one of these")
+    refuse_foreign(file)
     return file
 
 
