@@ -81,8 +81,14 @@ def figures() -> str:
     return json.dumps("\n".join("\t".join(row) for row in rows))
 
 
-# The only call from C into Python: a handler that was registered there (beluga/rpc/server.py).
-CALLBACKS = 'extern "Python" int bl_python_handler(void *context, bl_call *call);'
+# The calls from C into Python: a handler that was registered there (beluga/rpc/server.py), and a
+# copy engine (beluga/kvcache/engine.py).
+CALLBACKS = """
+extern "Python" int bl_python_handler(void *context, bl_call *call);
+extern "Python" int bl_python_engine_start(void *context, const bl_plan *plan, int write,
+                                           void **copy);
+extern "Python" int bl_python_engine_wait(void *context, void *copy);
+"""
 
 
 def builder(

@@ -111,6 +111,7 @@
 
 #include "kvcache/keys.c"
 #include "kvcache/batch.c"
+#include "kvcache/engine.c"
 #include "kvcache/put.c"
 #include "kvcache/get.c"
 

@@ -29,14 +29,13 @@ from beluga.errors import (
     raise_for_status,
 )
 from beluga.index import BLOCK_RECORD, NAME, BlockState, IndexClient
-from beluga.kvcache.batch import EngineBatch
 from beluga.kvcache.buffers import BLOCK_SIZE_MAX, Run, runs
+from beluga.kvcache.engine import EngineTable
 from beluga.kvcache.keys import Namespace, fold, leave_namespace
 from beluga.kvcache.ring import OpTicket, OpWorker
 from beluga.rpc import Client, nanoseconds
 from beluga.transfer import (
     CopySettings,
-    CpuEngine,
     IoHandle,
     Link,
     LinkSettings,
@@ -49,7 +48,7 @@ from beluga.transfer import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import ArrayLike, NDArray
     from typing_extensions import Self
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
     from beluga.index import IndexStat, Pins
     from beluga.kvcache.buffers import Blocks
     from beluga.pool import Pool
-    from beluga.transfer import CopyEngine, Plan
+    from beluga.transfer import CopyEngine
 
 
 _logger = logging.getLogger(__name__)
@@ -294,11 +293,7 @@ class KVCache(OfThisProcess):
         self._engine = self._choice.engine
         if self._engine is not None and self._handle is not None:
             self._engine = ScheduledEngine(self._engine, self._handle, read=read, write=write)
-        self._token_engine = self._engine
-        if self._engine is None or self._choice.spare:
-            self._token_engine = CpuEngine(
-                pool, self._threads, handle=self._handle, read=read, write=write
-            )
+        self._table = None if self._engine is None else EngineTable(self._engine)
 
     def keys(self, digests: Digests) -> NDArray[np.uint64]:
         """Fold digests with the namespace: a uint64 array of shape (count, 2).
@@ -404,27 +399,13 @@ class KVCache(OfThisProcess):
         rows = targets.rows(tokens, len(keys))
         states = np.zeros(len(keys), dtype=np.uint8)
         mismatches = ffi.new("uint64_t *")
-        run = Run(len(keys), layout.length, 0, np.empty((0, 2), np.uint64))
-
-        def fetch(carrier: EngineBatch) -> int:
-            def parts_of(hits: NDArray[np.int64]) -> Iterable[tuple[NDArray[np.int64], Plan]]:
-                wanted = rows if len(hits) == len(keys) else rows.of(hits)
-                if len(wanted.sizes):
-                    sums = carrier.checksums if self._check_checksums and self._chunk_size else None
-                    yield (
-                        hits,
-                        layout.plan_rows(
-                            wanted,
-                            offsets=carrier.offsets,
-                            chunk_size=self._chunk_size,
-                            checksums=sums,
-                        ),
-                    )
-
-            return carrier.get(states, mismatches, parts_of)
-
-        assert self._token_engine is not None  # noqa: S101  see _open_engine
-        hits = self._carry(self._token_engine, run, keys, fetch, doing="fetching tokens")
+        run = Run(len(keys), layout.length, 0, np.empty((0, 2), np.uint64), list(layout.owners))
+        hits = self._run(
+            *(lib.bl_kv_get, self._read_class, run, keys),
+            out=(ffi.from_buffer("uint8_t[]", states), mismatches),
+            rows=rows.packed(),
+            table=None if self._choice.spare else self._table,
+        )
         if self.client.report.got(len(keys), hits, 0, 0, started):
             self.client.send_report()
         return GetResult(hits, states, mismatches[0])
@@ -566,20 +547,16 @@ class KVCache(OfThisProcess):
         statuses: NDArray[np.int32],
         names: NDArray[np.void] | None,
     ) -> None:
-        engine = self._engine
-        if engine is not None and run.count * run.length >= self._choice.write_bytes:
-
-            def put(batch: EngineBatch) -> int:
-                return batch.put(run, states, statuses)
-
+        out = ffi.from_buffer("uint8_t[]", states), ffi.from_buffer("int32_t[]", statuses)
+        given = lib.bl_kv_put, self._write_class, run, keys
+        if self._table is not None and run.count * run.length >= self._choice.write_bytes:
             try:
-                self._carry(engine, run, keys, put, doing="storing blocks", names=names)
+                self._run(*given, out=out, names=names, table=self._table)
             except TransferError as error:
                 self._refuse_engine(error)
             else:
                 return
-        out = ffi.from_buffer("uint8_t[]", states), ffi.from_buffer("int32_t[]", statuses)
-        self._run(lib.bl_kv_put, self._write_class, run, keys, out=out, names=names)
+        self._run(*given, out=out, names=names)
 
     def _get_run(
         self,
@@ -592,18 +569,14 @@ class KVCache(OfThisProcess):
         """Fetch the leading blocks of a run that the pool has. Returns their number. Blocks with
         ``records`` are fetched from there, without calling the server.
         """
-        engine = self._engine
-        if engine is not None and run.count * run.length >= self._choice.read_bytes:
-
-            def get(batch: EngineBatch) -> int:
-                return batch.get(states, mismatches, batch.blocks(run))
-
+        out = ffi.from_buffer("uint8_t[]", states), mismatches
+        given = lib.bl_kv_get, self._read_class, run, keys
+        if self._table is not None and run.count * run.length >= self._choice.read_bytes:
             try:
-                return self._carry(engine, run, keys, get, doing="fetching blocks", records=records)
+                return self._run(*given, out=out, records=records, table=self._table)
             except TransferError as error:
                 self._refuse_engine(error)
-        out = ffi.from_buffer("uint8_t[]", states), mismatches
-        return self._run(lib.bl_kv_get, self._read_class, run, keys, out=out, records=records)
+        return self._run(*given, out=out, records=records)
 
     def _get_rest(
         self,
@@ -642,11 +615,21 @@ class KVCache(OfThisProcess):
         out: tuple[core.CData, core.CData],
         names: NDArray[np.void] | None = None,
         records: NDArray[np.void] | None = None,
+        rows: NDArray[np.void] | None = None,
+        table: EngineTable | None = None,
     ) -> int:
-        """Move a run in C, as the link admits it. Returns the number of blocks."""
+        """Move a run in C, by the engine of ``table``, or by the CPU as the link admits it. Returns
+        the number of blocks.
+        """
         session, handle = self.client.session, self._handle
-        batch = self._batch(run, keys, kind, names=names, records=records)
-        if handle is None:
+        batch = self._batch(run, keys, kind, names=names, records=records, rows=rows)
+        if table is not None:  # it throttles itself, so C gets no I/O queue
+            batch.engine = table.struct
+            code = self._carry(
+                table, lambda: function(session, batch, *out), (run, keys, names, records, rows)
+            )
+            batch.engine = ffi.NULL
+        elif handle is None:
             code = function(session, batch, *out)
         else:
             with handle.using() as io_queue:
@@ -662,31 +645,24 @@ class KVCache(OfThisProcess):
             raise TransferCancelledError(f"{doing}: it was interrupted")
         return raise_for_status(code, doing)
 
-    def _carry(  # noqa: PLR0913  keyword-only but the first four
-        self,
-        engine: CopyEngine,
-        run: Run,
-        keys: NDArray[np.uint64],
-        move: Callable[[EngineBatch], int],
-        *,
-        doing: str,
-        names: NDArray[np.void] | None = None,
-        records: NDArray[np.void] | None = None,
+    def _carry(
+        self, table: EngineTable, move: Callable[[], int], owners: tuple[object, ...]
     ) -> int:
-        """Run ``move`` for a batch where no interrupt can stop it, and return its result."""
+        """Run ``move`` with an engine where no interrupt can stop it, and return its result.
+        ``owners`` exist until it has ended.
+        """
 
         def carry(ticket: OpTicket[int]) -> int:
             with self._moving:
-                # The engine throttles itself, so C gets no I/O queue.
-                batch = self._batch(run, keys, self._read_class, names=names, records=records)
-                session, pool_size = self.client.session, self.client.pool.geometry.size
-                return move(EngineBatch(engine, session, batch, pool_size, ticket))
+                table.begin(ticket, owners)
+                code = move()
+                table.end()
+                return code
 
         # Signals do not interrupt other threads.
         main = threading.current_thread() is threading.main_thread()
         code = self._worker.run(carry) if main else carry(OpTicket(carry))
-        raise_for_status(code, doing)
-        if self._choice.spare and (fault := getattr(engine, "fault", None)) is not None:
+        if self._choice.spare and (fault := getattr(self._engine, "fault", None)) is not None:
             self._drop_engine(fault)
         return code
 
@@ -700,12 +676,13 @@ class KVCache(OfThisProcess):
 
     def _drop_engine(self, fault: str) -> None:
         if self._engine is not None:
-            self._engine, self.engine_fault = None, fault
+            self._engine = self._table = None
+            self.engine_fault = fault
             assert self._choice.engine is not None  # noqa: S101
             name = self._choice.engine.name
             _logger.warning("beluga: %s is disabled, the CPU copies: %s", name, fault)
 
-    def _batch(
+    def _batch(  # noqa: PLR0913  keyword-only but the first three
         self,
         run: Run,
         keys: NDArray[np.uint64],
@@ -713,6 +690,7 @@ class KVCache(OfThisProcess):
         *,
         names: NDArray[np.void] | None,
         records: NDArray[np.void] | None,
+        rows: NDArray[np.void] | None,
     ) -> core.bl_kv_batch:
         """Return a batch for C. The caller keeps the arrays alive, and returns the batch to
         ``_batches`` when C has used it.
@@ -724,6 +702,8 @@ class KVCache(OfThisProcess):
         batch.records = (
             ffi.NULL if records is None else ffi.from_buffer("bl_block_record[]", records)
         )
+        batch.rows = ffi.NULL if rows is None else ffi.from_buffer("bl_row[]", rows)
+        batch.row_count = 0 if rows is None else len(rows)
         batch.count, batch.fragment_count, batch.length = run.count, run.fragment_count, run.length
         batch.transfer_class = kind
         return batch

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from beluga.errors import LayoutError
-from beluga.transfer.plan import Plan, plan_blocks, plan_rows, whole_numbers
+from beluga.transfer.plan import Plan, pack_rows, plan_blocks, plan_rows, whole_numbers
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -50,12 +50,9 @@ class Rows(NamedTuple):
     places: NDArray[np.int64]
     sizes: NDArray[np.int64]
 
-    def of(self, blocks: ArrayLike) -> Rows:
-        """Return the rows of some blocks."""
-        chosen = np.isin(self.blocks, blocks)
-        return Rows(
-            self.addresses[chosen], self.blocks[chosen], self.places[chosen], self.sizes[chosen]
-        )
+    def packed(self) -> NDArray[np.void]:
+        """Return them as an array of :data:`~beluga.transfer.plan.ROW`, for C."""
+        return pack_rows(*self)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

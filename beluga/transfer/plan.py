@@ -36,14 +36,6 @@ def whole_numbers(values: ArrayLike, what: str) -> NDArray[np.int64]:
     return found.astype(np.int64, copy=False)
 
 
-def first_places(numbers: NDArray[np.generic]) -> NDArray[np.int64]:
-    """Return the index in a sorted array at which each number occurs first."""
-    new = np.empty(len(numbers), bool)
-    new[:1] = True
-    np.not_equal(numbers[1:], numbers[:-1], out=new[1:])
-    return np.flatnonzero(new)
-
-
 def cut_at(
     at: NDArray[np.int64], end: NDArray[np.int64], size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -65,33 +57,13 @@ def parts(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int6
     return row, np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
 
 
-def striped(pieces: NDArray[np.void]) -> NDArray[np.void]:
-    """Cut the pieces that cross the end of a stripe at that end. They are few."""
-    offset = pieces["offset"].view(np.int64)
-    end = offset + pieces["length"]
-    stripe = offset // STRIPE_SIZE
-    counts = (end - 1) // STRIPE_SIZE - stripe + 1
-    over = np.flatnonzero(counts > 1)
-    if len(over) == 0:
-        return pieces
-    of, step = parts(counts[over])
-    row = over[of]
-    edge = (stripe[row] + step) * STRIPE_SIZE
-    begin = np.maximum(offset[row], edge)
-    where = (np.cumsum(counts) - counts)[row] + step
-    cut = np.repeat(pieces, counts)
-    cut["address"][where] += (begin - offset[row]).view(np.uint64)
-    cut["offset"][where] = begin
-    cut["length"][where] = np.minimum(end[row], edge + STRIPE_SIZE) - begin
-    return cut
-
-
 LINE_SIZE = 64
 _LENGTH_MAX = 2**32 - 1  # bytes of a piece or a chunk, a uint32 in C
 _POOL_SIZE_MAX = 1 << 62  # no sum exceeds 64 bits; a CPU addresses 2**57 bytes
 
 PIECE = record_dtype("bl_piece")
 CHUNK = record_dtype("bl_chunk")
+ROW = record_dtype("bl_row")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -343,30 +315,45 @@ def plan_rows(  # noqa: PLR0913  all but the first four named
         raise LayoutError(
             f"checksums need shape {(len(offsets), per_block)}, not {checksums.shape}"
         )
-    order = np.argsort(blocks * length + places, kind="stable")
-    start = places[order]
-    of_row, at, end = cut_at(start, start + sizes[order], chunk)
-    row = order[of_row]
-    block = blocks[row]
-    keys = block * per_block + at // chunk
-    if (keys[1:] < keys[:-1]).any():  # rows overlap, but must be in order of their chunks
-        again = np.argsort(keys, kind="stable")
-        row, at, end, block, keys = row[again], at[again], end[again], block[again], keys[again]
-    heads = first_places(keys)
-    touched = keys[heads]
-    pieces = np.empty(len(row), PIECE)
-    pieces["address"] = addresses[row] + (at - places[row]).astype(np.uint64)
-    pieces["offset"] = offsets[block] + at.astype(np.uint64)
-    pieces["length"] = end - at
-    pieces["chunk"] = np.repeat(np.arange(len(heads)), np.diff(heads, append=len(row)))
-    pieces = striped(pieces)
-    starts = touched % per_block * chunk
-    chunks = np.empty(len(touched), CHUNK)
-    chunks["offset"] = offsets[touched // per_block] + starts.astype(np.uint64)
-    chunks["length"] = np.minimum(length - starts, chunk)
-    chunks["first"] = first_places(pieces["chunk"])
-    sums = None if checksums is None else checksums.reshape(-1)[touched]
-    return Plan(pieces, chunks, sums, sparse=True, owners=owners, read_only=read_only)
+    given = (
+        ffi.from_buffer("bl_row[]", pack_rows(addresses, blocks, places, sizes)),
+        len(addresses),
+        ffi.from_buffer("uint64_t[]", np.ascontiguousarray(offsets)),
+    )
+    room = lib.bl_plan_rows_count(*given, chunk)
+    pieces, chunks = np.empty(room, PIECE), np.empty(room, CHUNK)
+    checked, sums = checksums is not None, np.empty(room, np.uint32)
+    all_sums = np.ascontiguousarray(checksums if checked else sums, np.uint32)
+    count = lib.bl_plan_rows(
+        *(*given, length, chunk),
+        ffi.from_buffer("uint32_t[]", all_sums) if checked else ffi.NULL,
+        ffi.from_buffer("bl_piece[]", pieces, require_writable=True),
+        ffi.from_buffer("bl_chunk[]", chunks, require_writable=True),
+        ffi.from_buffer("uint32_t[]", sums, require_writable=True),
+    )
+    if count < 0:
+        raise MemoryError(f"planning {len(addresses)} rows")
+    return Plan(
+        pieces,
+        chunks[:count],
+        sums[:count] if checked else None,
+        sparse=True,
+        owners=owners,
+        read_only=read_only,
+    )
+
+
+def pack_rows(
+    addresses: NDArray[np.uint64],
+    blocks: NDArray[np.int64],
+    places: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+) -> NDArray[np.void]:
+    """Return the rows of :func:`plan_rows` as an array of :data:`ROW`, of shape (rows,)."""
+    rows = np.empty(len(addresses), ROW)
+    rows["address"], rows["block"] = addresses, blocks
+    rows["place"], rows["size"] = places, sizes
+    return rows
 
 
 def _pool_offsets(offsets: ArrayLike) -> NDArray[np.uint64]:

@@ -47,6 +47,28 @@ typedef struct bl_plan {
     uint32_t reserved;
 } bl_plan;
 
+/* A copy engine for callers in C. start begins the copy of a valid plan, whose arrays stay as they
+ * are until wait has returned. After an error of start nothing of the copy is in progress. wait is
+ * called once for each started copy, which is not NULL, in order. Both return 0 or a negative
+ * error: -EBADMSG if a read has other checksums, -EINPROGRESS if a device may still write to the
+ * memory of the plan, and read the plan. */
+typedef int (*bl_engine_start)(void *context, const bl_plan *plan, int write, void **copy);
+typedef int (*bl_engine_wait)(void *context, void *copy);
+
+typedef struct bl_engine {
+    void *context;
+    bl_engine_start start;
+    bl_engine_wait wait;
+} bl_engine;
+
+/* Some bytes of a block's payload, and where a read puts them. */
+typedef struct bl_row {
+    uint64_t address;
+    uint64_t place;             /* in the payload */
+    uint64_t size;
+    uint64_t block;             /* index of the block */
+} bl_row;
+
 /* Bytes that are contiguous on both sides, at addresses of a device that copies by itself: a part
  * of a piece. */
 typedef struct bl_span {
@@ -101,6 +123,19 @@ int64_t bl_spans_sum(const bl_span *spans, const uint32_t *sums, uint64_t count,
 uint64_t bl_plan_blocks(const uint64_t *addresses, const uint64_t *sizes, const uint64_t *offsets,
                         uint32_t block_count, uint32_t fragment_count, uint64_t chunk_size,
                         bl_piece *pieces, bl_chunk *chunks);
+
+/* Return the number of pieces of a plan of rows. */
+uint64_t bl_plan_rows_count(const bl_row *rows, uint64_t row_count, const uint64_t *offsets,
+                            uint64_t chunk_size);
+
+/* Plan the reading of rows, in any order, of blocks of length bytes at these offsets. Chunks have
+ * chunk_size bytes, except for the last one of a block; the plan has those that contain bytes of
+ * rows. Rows are cut where chunks and stripes end. checksums, if not NULL, has those of each
+ * block; sums gets those of the plan's chunks. pieces, chunks and sums have room for
+ * bl_plan_rows_count(). Returns the number of chunks, or -ENOMEM. */
+int64_t bl_plan_rows(const bl_row *rows, uint64_t row_count, const uint64_t *offsets,
+                     uint64_t length, uint64_t chunk_size, const uint32_t *checksums,
+                     bl_piece *pieces, bl_chunk *chunks, uint32_t *sums);
 
 /* Returns 1 if no piece and no chunk of a plan ends beyond size bytes of the pool. */
 int bl_plan_within(const bl_plan *plan, uint64_t size);

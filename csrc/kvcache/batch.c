@@ -8,7 +8,9 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "coherence/crash_point.h"
 #include "coherence/guard.h"
+#include "format/payload.h"
 
 void bl_kv_work_free(bl_session *session, bl_kv_work *work)
 {
@@ -50,26 +52,29 @@ int bl_kv_work_make(bl_session *session, const bl_kv_batch *batch, bl_kv_work *w
     return -ENOMEM;
 }
 
-int bl_kv_pending_make(bl_session *session, const bl_kv_batch *batch, bl_kv_pending **out)
+uint32_t bl_checksums_write(const bl_memory *memory, uint64_t offset, const bl_kv_batch *batch,
+                            const bl_kv_work *work)
 {
-    bl_kv_pending *pending = malloc(sizeof *pending);
-    if (pending == NULL)
-        return -ENOMEM;
-    pending->session = session;
-    pending->batch = *batch;
-    pending->batch.fragments = NULL; /* only the engine has the fragments */
-    int status = bl_kv_work_make(session, batch, &pending->work);
-    if (status < 0)
-        free(pending);
-    else
-        *out = pending;
-    return status;
+    if (work->chunk_count > 1)
+        bl_stream(memory, bl_checksums_offset(offset, batch->length), work->checksums,
+                  bl_checksums_lines(work->chunk_count));
+    bl_crash_point("put.checksums_streamed");
+    return bl_checksums_crc(work->checksums, work->chunk_count);
 }
 
-void bl_kv_pending_free(bl_kv_pending *pending)
+int bl_checksums_read(const bl_session *session, const bl_entry *entry, bl_kv_work *work)
 {
-    bl_kv_work_free(pending->session, &pending->work);
-    free(pending);
+    const bl_memory *memory = &session->pool->memory;
+    uint64_t offset = bl_checksums_offset(entry->offset, entry->length);
+    if (work->chunk_count == 1) {
+        work->checksums[0] = entry->checksums_crc;
+        return 0;
+    }
+    bl_refetch(memory, offset, bl_checksums_lines(work->chunk_count)); /* after the look at the
+                                                                        * entry */
+    bl_fetch(memory, offset, work->checksums, work->chunk_count * sizeof *work->checksums);
+    return bl_checksums_crc(work->checksums, work->chunk_count) == entry->checksums_crc ? 0
+           : -EBADMSG;
 }
 
 /* Report to the server where a device failed, so that it retires the space. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The state of a batch of puts (kvcache/put.c) or gets (kvcache/get.c). A batch is one call, or two
- * halves with an engine's copy in between (beluga/transfer).
+ * The state of a batch of puts (kvcache/put.c) or gets (kvcache/get.c), and the checksums of its
+ * blocks.
  */
 #ifndef BL_BATCH_H
 #define BL_BATCH_H
@@ -12,6 +12,10 @@
 #include "api/rpc.h"
 #include "index/client.h"
 #include "iosched/throttle.h"
+
+/* The state of a block whose bytes are not those of its checksums, until the second look at its
+ * entry decides between damage and a change. */
+enum { BL_KV_DAMAGED = BL_BLOCK_REFUSED };
 
 /* The working memory of one batch, besides the caller's arrays. */
 typedef struct bl_kv_work {
@@ -27,8 +31,7 @@ typedef struct bl_kv_work {
     uint32_t chunk_count;
     uint32_t count;             /* number of granted blocks, or of leading hits */
     uint32_t after;             /* get: state of the first key after the hits */
-    int status;                 /* get: status of the last block's read */
-    int fault;                  /* 0, or a negative error that ends the whole call */
+    int stands;                 /* get: 1: the server that was called is still the pool's */
 } bl_kv_work;
 
 /* The copy of one block. Several blocks may share the throttle. */
@@ -40,13 +43,6 @@ typedef struct bl_kv_copy {
     bl_throttle *throttle;
     uint32_t i;
 } bl_kv_copy;
-
-/* The state of a batch between its halves, while an engine copies. */
-struct bl_kv_pending {
-    bl_session *session;
-    bl_kv_batch batch;
-    bl_kv_work work;
-};
 
 /* Return the CRC of a block's checksums. A single checksum is its own CRC; several are stored after
  * the payload. */
@@ -64,9 +60,12 @@ static inline uint64_t bl_checksums_lines(uint32_t count)
 int bl_kv_work_make(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work);
 void bl_kv_work_free(bl_session *session, bl_kv_work *work);
 
-/* Begin a batch in two halves. */
-int bl_kv_pending_make(bl_session *session, const bl_kv_batch *batch, bl_kv_pending **out);
-void bl_kv_pending_free(bl_kv_pending *pending);
+/* Stream the checksums of the block at this offset, after its payload. Returns their CRC. */
+uint32_t bl_checksums_write(const bl_memory *memory, uint64_t offset, const bl_kv_batch *batch,
+                            const bl_kv_work *work);
+
+/* Fetch the stored checksums of a block. Returns 0 or -EBADMSG. */
+int bl_checksums_read(const bl_session *session, const bl_entry *entry, bl_kv_work *work);
 
 /* Report the fault of a copy, while the grant or pin keeps the extent open. This is best effort:
  * the next copy that faults there reports it again. */

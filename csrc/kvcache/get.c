@@ -9,7 +9,7 @@
  * tiers does this, because a lookup would make blocks newer in the eviction order; so do the
  * workers of an engine whose scheduler has pinned the blocks.
  *
- * With a copy engine, the first half ends before the copy, and the second half begins after it.
+ * A copy engine copies, if the batch has one (kvcache/engine.h).
  *
  * A block is a hit only if its entry has the expected key, generation, offset, length and
  * fingerprint both before and after the copy, and if the checksums of the copy are those of the
@@ -24,12 +24,8 @@
 #include "transfer/thread_pool.h"
 #include "coherence/guard.h"
 #include "format/payload.h"
-#include "kvcache/batch.h"
+#include "kvcache/engine.h"
 #include "transfer/block.h"
-
-/* The state of a block whose copy does not match its checksums, until the second read of its entry
- * decides between damage and a change. */
-enum { BL_KV_DAMAGED = BL_BLOCK_REFUSED };
 
 /* Refetch and copy the entries of blocks [first, first + count). */
 static void bl_entry_look(const bl_session *session, const bl_kv_work *work, uint32_t first,
@@ -79,22 +75,6 @@ static int bl_entry_agrees(const bl_session *session, const bl_kv_batch *batch, 
     return agrees;
 }
 
-/* Fetch the stored checksums of a block. Returns 0 or -EBADMSG. */
-static int bl_checksums_read(const bl_session *session, const bl_entry *entry, bl_kv_work *work)
-{
-    const bl_memory *memory = &session->pool->memory;
-    uint64_t offset = bl_checksums_offset(entry->offset, entry->length);
-    if (work->chunk_count == 1) {
-        work->checksums[0] = entry->checksums_crc;
-        return 0;
-    }
-    bl_refetch(memory, offset, bl_checksums_lines(work->chunk_count)); /* after the look at the
-                                                                        * entry */
-    bl_fetch(memory, offset, work->checksums, work->chunk_count * sizeof *work->checksums);
-    return bl_checksums_crc(work->checksums, work->chunk_count) == entry->checksums_crc ? 0
-           : -EBADMSG;
-}
-
 /* Copy one block. Returns 0, or -EBADMSG if its bytes are not the committed ones. */
 static int bl_kv_read_guarded(void *context)
 {
@@ -114,8 +94,7 @@ static int bl_kv_read_guarded(void *context)
                            check ? work->checksums : NULL, batch->settings, copy->throttle);
 }
 
-/* Do the same in a guarded region. An error that ends the whole call (a fault, or a stopped
- * throttle) is stored in work. Without a shared throttle, the block has its own. */
+/* Do the same in a guarded region. Without a shared throttle, the block has its own. */
 static int bl_kv_read(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
                       bl_kv_work *work, bl_throttle *throttle)
 {
@@ -124,10 +103,13 @@ static int bl_kv_read(const bl_session *session, const bl_kv_batch *batch, uint3
     bl_kv_copy copy = {session, batch, work, NULL, throttle != NULL ? throttle : &own, i};
     int status = bl_guarded(&session->pool->memory, bl_kv_read_guarded, &copy);
     bl_throttle_end(&own);
-    if (bl_is_fault(status) || status == -ECANCELED)
-        work->fault = status;
-    work->status = status;
     return status;
+}
+
+/* Returns the error of a block's copy if it ends the whole call, else 0. */
+static int bl_kv_fault(int status)
+{
+    return bl_is_fault(status) || status == -ECANCELED ? status : 0;
 }
 
 /* Confirm the copy of a block if its entry and the epoch, read again, are unchanged. */
@@ -141,22 +123,6 @@ static void bl_kv_confirm(const bl_session *session, const bl_kv_batch *batch, u
     bl_confirm(&pool->memory, bl_entry_offset(&pool->geometry, record->block, work->under.half),
                record->offset, size);
     bl_epoch_confirm(pool, record->offset, size);
-}
-
-/* Read one block again. Returns 1 if the copy is confirmed. */
-static int bl_kv_read_again(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
-                            bl_kv_work *work)
-{
-    bl_entry after;
-    bl_entry_look(session, work, i, 1, &work->entries[i]);
-    if (!bl_entry_agrees(session, batch, i, work, &work->entries[i]) ||
-        bl_kv_read(session, batch, i, work, NULL) < 0)
-        return 0;
-    bl_entry_look(session, work, i, 1, &after);
-    if (!bl_entry_agrees(session, batch, i, work, &after) || !bl_epoch_stands(session, work))
-        return 0;
-    bl_kv_confirm(session, batch, i, work);
-    return 1;
 }
 
 /* Look up and pin the leading hits, or take the records of the caller, which the entries then
@@ -194,37 +160,6 @@ static void bl_kv_first_look(const bl_session *session, const bl_kv_batch *batch
                                                                                : BL_BLOCK_MISS;
 }
 
-/* Confirm the copied blocks in the state HIT. Returns how many leading blocks are correct. Without
- * fragments nothing can be read again here. */
-static uint32_t bl_kv_second_look(bl_session *session, const bl_kv_batch *batch,
-                                  bl_kv_work *work, uint8_t *states, uint64_t *mismatch_count)
-{
-    uint32_t leading = work->count;
-    bl_crash_point("get.copied");
-    bl_entry_look(session, work, 0, work->count, work->entries);
-    bl_crash_point("get.second_look");
-    if (!bl_epoch_stands(session, work)) { /* reading again would not help, and no block is
-                                            * damaged */
-        memset(states, BL_BLOCK_MISS, work->count);
-        return 0;
-    }
-    for (uint32_t i = 0; i < work->count; i++) {
-        if (states[i] == BL_BLOCK_HIT &&
-            bl_entry_agrees(session, batch, i, work, &work->entries[i])) {
-            bl_kv_confirm(session, batch, i, work);
-            continue;
-        }
-        ++*mismatch_count;
-        bl_shared_add(&session->stat.mismatch_count, 1);
-        bl_shared_add(&session->stat.checksum_count, states[i] == BL_KV_DAMAGED);
-        states[i] = batch->fragments && bl_kv_read_again(session, batch, i, work) ? BL_BLOCK_HIT
-                                                                                 : BL_BLOCK_MISS;
-        if (states[i] != BL_BLOCK_HIT && i < leading)
-            leading = i;
-    }
-    return leading;
-}
-
 typedef struct bl_kv_hits {
     bl_session *session;
     const bl_kv_batch *batch;
@@ -233,15 +168,13 @@ typedef struct bl_kv_hits {
     uint64_t *mismatch_count;
     bl_throttle *throttles;     /* of each thread */
     uint32_t threads;
-    uint32_t leading;           /* result: the number of leading correct blocks */
 } bl_kv_hits;
 
-static int bl_kv_judge_guarded(void *context)
+static int bl_kv_first_look_guarded(void *context)
 {
-    bl_kv_hits *read = context;
-    read->leading = bl_kv_second_look(read->session, read->batch, read->work, read->states,
-                                      read->mismatch_count);
-    return read->work->fault;
+    const bl_kv_hits *read = context;
+    bl_kv_first_look(read->session, read->batch, read->work, read->states);
+    return 0;
 }
 
 /* Read one of several hits in parallel. Each has its own checksums and fault. */
@@ -257,12 +190,13 @@ static int bl_kv_hit_read(void *context, uint32_t i, uint32_t worker)
     int last = worker > 0 && i + read->threads >= read->work->count;
     if (read->threads > 1)
         bl_throttle_begin(&read->throttles[worker], read->batch->length, !last);
-    if (bl_kv_read(read->session, read->batch, i, &own, &read->throttles[worker]) < 0)
-        read->states[i] = own.status == -EBADMSG ? BL_KV_DAMAGED : BL_BLOCK_MISS;
+    int status = bl_kv_read(read->session, read->batch, i, &own, &read->throttles[worker]);
+    if (status < 0)
+        read->states[i] = status == -EBADMSG ? BL_KV_DAMAGED : BL_BLOCK_MISS;
     if (last)
         bl_throttle_end(&read->throttles[worker]);
     free(own.checksums);
-    return own.fault;
+    return bl_kv_fault(status);
 }
 
 /* Returns how many threads copy whole blocks. This is 1 if there are few or small blocks: then the
@@ -279,7 +213,6 @@ static int bl_kv_hits_guarded(void *context)
 {
     bl_kv_hits *read = context;
     const bl_kv_batch *batch = read->batch;
-    bl_kv_first_look(read->session, batch, read->work, read->states);
     uint32_t count = read->work->count, all = bl_copy_settings_of(batch->settings).threads;
     uint32_t threads = bl_kv_block_threads(batch, count);
     uint32_t workers = threads < BL_THREAD_POOL_WORKERS ? threads : BL_THREAD_POOL_WORKERS;
@@ -293,7 +226,116 @@ static int bl_kv_hits_guarded(void *context)
     int status = bl_thread_pool_run(threads, count, bl_kv_hit_read, read);
     for (uint32_t i = 0; i < workers; i++)
         bl_throttle_end(&throttles[i]);
-    return status < 0 ? status : bl_kv_judge_guarded(context);
+    return status;
+}
+
+/* Look at the entries, and copy the blocks. Returns 0 or an error. */
+static int bl_kv_hits_read(bl_kv_hits *read)
+{
+    const bl_memory *memory = &read->session->pool->memory;
+    int status = bl_guarded(memory, bl_kv_first_look_guarded, read);
+    if (status < 0)
+        return status;
+    return bl_kv_by_engine(read->batch)
+               ? bl_kv_engine_read(read->session, read->batch, read->work, 0, read->work->count,
+                                   read->states)
+               : bl_guarded(memory, bl_kv_hits_guarded, read);
+}
+
+/* Confirm the copied blocks in the state HIT; others become MISS, to be read again if the epoch
+ * stands. */
+static int bl_kv_second_look_guarded(void *context)
+{
+    const bl_kv_hits *read = context;
+    bl_session *session = read->session;
+    bl_kv_work *work = read->work;
+    bl_crash_point("get.copied");
+    bl_entry_look(session, work, 0, work->count, work->entries);
+    bl_crash_point("get.second_look");
+    work->stands = bl_epoch_stands(session, work);
+    if (!work->stands) { /* no block is damaged */
+        memset(read->states, BL_BLOCK_MISS, work->count);
+        return 0;
+    }
+    for (uint32_t i = 0; i < work->count; i++) {
+        if (read->states[i] == BL_BLOCK_HIT &&
+            bl_entry_agrees(session, read->batch, i, work, &work->entries[i])) {
+            bl_kv_confirm(session, read->batch, i, work);
+            continue;
+        }
+        ++*read->mismatch_count;
+        bl_shared_add(&session->stat.mismatch_count, 1);
+        bl_shared_add(&session->stat.checksum_count, read->states[i] == BL_KV_DAMAGED);
+        read->states[i] = BL_BLOCK_MISS;
+    }
+    return 0;
+}
+
+/* One block that is read again. */
+typedef struct bl_kv_one {
+    bl_kv_hits *read;
+    uint32_t i;
+} bl_kv_one;
+
+static int bl_kv_one_guarded(void *context)
+{
+    const bl_kv_one *one = context;
+    const bl_kv_hits *read = one->read;
+    bl_entry *entry = &read->work->entries[one->i];
+    bl_entry_look(read->session, read->work, one->i, 1, entry);
+    return bl_entry_agrees(read->session, read->batch, one->i, read->work, entry) ? 0 : -EAGAIN;
+}
+
+static int bl_kv_one_confirm_guarded(void *context)
+{
+    const bl_kv_one *one = context;
+    const bl_kv_hits *read = one->read;
+    int status = bl_kv_one_guarded(context);
+    if (status == 0 && !bl_epoch_stands(read->session, read->work))
+        status = -EAGAIN;
+    if (status == 0)
+        bl_kv_confirm(read->session, read->batch, one->i, read->work);
+    return status;
+}
+
+/* Read one block once more. Returns 0 if the copy is confirmed, -EAGAIN if it is a miss, or the
+ * error of the call. */
+static int bl_kv_read_again(bl_kv_hits *read, uint32_t i)
+{
+    const bl_memory *memory = &read->session->pool->memory;
+    bl_kv_one one = {read, i};
+    int status = bl_guarded(memory, bl_kv_one_guarded, &one);
+    if (status == 0 && bl_kv_by_engine(read->batch)) {
+        read->states[i] = BL_BLOCK_HIT;
+        status = bl_kv_engine_read(read->session, read->batch, read->work, i, 1, read->states);
+        if (status == 0 && read->states[i] != BL_BLOCK_HIT)
+            status = -EAGAIN;
+    } else if (status == 0) {
+        status = bl_kv_read(read->session, read->batch, i, read->work, NULL);
+        if (status < 0 && bl_kv_fault(status) == 0)
+            status = -EAGAIN;
+    }
+    if (status == 0)
+        status = bl_guarded(memory, bl_kv_one_confirm_guarded, &one);
+    read->states[i] = status == 0 ? BL_BLOCK_HIT : BL_BLOCK_MISS;
+    return status;
+}
+
+/* Confirm the copies, and read blocks again that have changed or are damaged. Returns how many
+ * leading blocks are correct, or an error. */
+static int64_t bl_kv_judge(bl_kv_hits *read)
+{
+    bl_kv_work *work = read->work;
+    int status = bl_guarded(&read->session->pool->memory, bl_kv_second_look_guarded, read);
+    uint32_t leading = work->count;
+    for (uint32_t i = 0; status == 0 && i < work->count; i++) {
+        if (read->states[i] != BL_BLOCK_HIT && work->stands)
+            status = bl_kv_read_again(read, i);
+        status = status == -EAGAIN ? 0 : status;
+        if (read->states[i] != BL_BLOCK_HIT && i < leading)
+            leading = i;
+    }
+    return status < 0 ? status : (int64_t)leading;
 }
 
 /* Release the pins of a get, if it has any. Returns 0 or more, or an error. */
@@ -325,83 +367,19 @@ int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states
                   uint64_t *mismatch_count)
 {
     bl_kv_work work;
-    bl_kv_hits read = {session, batch, &work, states, mismatch_count, NULL, 0, 0};
+    bl_kv_hits read = {session, batch, &work, states, mismatch_count, NULL, 0};
+    int64_t leading = 0;
     int status = bl_kv_work_make(session, batch, &work);
     if (status < 0)
         return status;
     status = bl_kv_lookup(session, batch, &work, states);
     if (status == 0) {
         if (work.count > 0)
-            status = bl_guarded(&session->pool->memory, bl_kv_hits_guarded, &read);
-        status = bl_kv_release(session, batch, &work, status, states);
+            status = bl_kv_hits_read(&read);
+        if (work.count > 0 && status == 0)
+            leading = bl_kv_judge(&read);
+        status = bl_kv_release(session, batch, &work, leading < 0 ? (int)leading : status, states);
     }
     bl_kv_work_free(session, &work);
-    return status < 0 ? status : (int64_t)read.leading;
-}
-
-/* ---- In two halves. */
-
-/* What an engine needs to read a block. */
-typedef struct bl_kv_hint {
-    const bl_session *session;
-    bl_kv_pending *pending;
-    uint8_t *states;
-    uint64_t *offsets;
-    uint32_t *checksums;
-} bl_kv_hint;
-
-static int bl_kv_look_guarded(void *context)
-{
-    const bl_kv_hint *hint = context;
-    const bl_kv_batch *batch = &hint->pending->batch;
-    bl_kv_work *work = &hint->pending->work;
-    bl_kv_first_look(hint->session, batch, work, hint->states);
-    for (uint32_t i = 0; i < work->count; i++) {
-        hint->offsets[i] = work->records[i].offset;
-        if (hint->states[i] != BL_BLOCK_HIT || !batch->check_checksums || work->chunk_count == 0)
-            continue;
-        if (bl_checksums_read(hint->session, &work->entries[i], work) < 0)
-            hint->states[i] = BL_KV_DAMAGED;
-        memcpy(hint->checksums + (size_t)i * work->chunk_count, work->checksums,
-               work->chunk_count * sizeof *work->checksums);
-    }
-    return 0;
-}
-
-int64_t bl_kv_get_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
-                        uint64_t *offsets, uint32_t *checksums, bl_kv_pending **out)
-{
-    int status = bl_kv_pending_make(session, batch, out);
-    if (status < 0)
-        return status;
-    bl_kv_work *work = &(*out)->work;
-    bl_kv_hint hint = {session, *out, states, offsets, checksums};
-    status = bl_kv_lookup(session, batch, work, states);
-    int64_t hits = work->count;
-    if (status == 0 && hits > 0) {
-        status = bl_guarded(&session->pool->memory, bl_kv_look_guarded, &hint);
-        if (status < 0)
-            bl_kv_release(session, batch, work, status, states);
-    }
-    if (status < 0)
-        bl_kv_pending_free(*out);
-    return status < 0 ? status : hits;
-}
-
-int64_t bl_kv_get_end(bl_kv_pending *pending, int copied, uint8_t *states,
-                      uint64_t *mismatch_count)
-{
-    bl_session *session = pending->session;
-    bl_kv_work *work = &pending->work;
-    bl_kv_hits read = {session, &pending->batch, work, states, mismatch_count, NULL, 0, 0};
-    int status = copied < 0 ? copied : 0;
-    if (*session->parent == 0) { /* the pins are the parent's */
-        bl_kv_pending_free(pending);
-        return -BL_ERROR_FORKED;
-    }
-    if (status == 0 && work->count > 0)
-        status = bl_guarded(&session->pool->memory, bl_kv_judge_guarded, &read);
-    status = bl_kv_release(session, &pending->batch, work, status, states);
-    bl_kv_pending_free(pending);
-    return status < 0 ? status : (int64_t)read.leading;
+    return status < 0 ? status : leading;
 }

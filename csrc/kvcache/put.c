@@ -5,32 +5,18 @@
  *
  *   reserve --> stream payload, checksums behind it --> fence --> commit
  *
- * With a copy engine, the first half reserves, the engine writes the payload, and the second half
- * streams the checksums, fences and commits.
+ * A copy engine writes the payload, if the batch has one (kvcache/engine.h).
  *
  * A put that fails before the commit aborts its grants; no other process has seen the blocks.
  */
 #include <errno.h>
-#include <stdlib.h>
 
 #include "coherence/crash_point.h"
 #include "coherence/guard.h"
 #include "format/payload.h"
 #include "index/client.h"
-#include "kvcache/batch.h"
+#include "kvcache/engine.h"
 #include "transfer/block.h"
-
-/* Stream the checksums of the block at this offset, after its payload. Returns their CRC. */
-static uint32_t bl_checksums_write(const bl_memory *memory, uint64_t offset,
-                                   const bl_kv_batch *batch,
-                                   const bl_kv_work *work)
-{
-    if (work->chunk_count > 1)
-        bl_stream(memory, bl_checksums_offset(offset, batch->length), work->checksums,
-                  bl_checksums_lines(work->chunk_count));
-    bl_crash_point("put.checksums_streamed");
-    return bl_checksums_crc(work->checksums, work->chunk_count);
-}
 
 /* Stream one granted block. Returns 0 and the CRC of its checksums; or the copy's error, after
  * which the grants can still be aborted. */
@@ -125,6 +111,8 @@ static int bl_kv_store(bl_session *session, const bl_kv_batch *batch, bl_kv_work
 {
     int status = 0;
     uint32_t count = 0;
+    if (batch->engine != NULL)
+        return work->count > 0 ? bl_kv_engine_write(session, batch, work) : 0;
     bl_throttle throttle = bl_throttle_make(batch->io_queue, 1, batch->transfer_class,
                                             (uint64_t)work->count * batch->length, 1);
     for (uint32_t k = 0; k < work->count; k++) {
@@ -195,106 +183,14 @@ int bl_kv_put(bl_session *session, const bl_kv_batch *batch, uint8_t *states, in
     int status = bl_kv_work_make(session, batch, &work);
     if (status < 0)
         return status;
-    status = bl_kv_reserve(session, batch, &work, states, statuses);
+    if (batch->engine != NULL)
+        status = bl_session_devices(session);
+    if (status == 0)
+        status = bl_kv_reserve(session, batch, &work, states, statuses);
     if (status == 0)
         status = bl_kv_publish(session, batch, &work,
                                bl_kv_store(session, batch, &work, states, statuses), states,
                                statuses);
     bl_kv_work_free(session, &work);
-    return status;
-}
-
-/* ---- In two halves. */
-
-int bl_kv_put_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
-                    int32_t *statuses, uint64_t *offsets, bl_kv_pending **out)
-{
-    int status = bl_kv_pending_make(session, batch, out);
-    if (status < 0)
-        return status;
-    bl_kv_work *work = &(*out)->work;
-    status = bl_session_devices(session);
-    if (status == 0)
-        status = bl_kv_reserve(session, batch, work, states, statuses);
-    if (status < 0)
-        bl_kv_pending_free(*out);
-    for (uint32_t k = 0; status == 0 && k < work->count; k++)
-        offsets[work->index[k]] = work->records[work->index[k]].offset;
-    return status;
-}
-
-/* A range within one page of the pool. */
-typedef struct bl_kv_page {
-    const bl_memory *memory;
-    uint64_t offset;
-    uint64_t size;
-} bl_kv_page;
-
-static int bl_kv_flush_guarded(void *context)
-{
-    const bl_kv_page *page = context;
-    bl_invalidate(page->memory, page->offset, page->size);
-    return 0;
-}
-
-/* Flush all blocks of the batch as bl_device_written() does. The engine has failed or was
- * interrupted, and none of its copies is in progress. Lines that its device wrote must be written
- * back from this host's cache before the grants are aborted: later they would overwrite the next
- * owner's bytes. A fault on one page does not skip the others. */
-static void bl_kv_flush(const bl_memory *memory, const bl_kv_pending *pending)
-{
-    const bl_kv_work *work = &pending->work;
-    uint64_t size = bl_checksums_offset(0, pending->batch.length);
-    bl_fence_full(memory); /* no flush before the load that saw the device's end */
-    for (uint32_t k = 0; k < work->count; k++)
-        for (uint64_t at = 0; at < size; at += BL_PAGE_SIZE) {
-            uint64_t rest = size - at < BL_PAGE_SIZE ? size - at : BL_PAGE_SIZE;
-            bl_kv_page page = {memory, work->records[work->index[k]].offset + at, rest};
-            bl_guarded(memory, bl_kv_flush_guarded, &page);
-        }
-    bl_fence_full(memory); /* the flushes are complete before the call that aborts */
-}
-
-/* Stream the checksums of all granted blocks. */
-typedef struct bl_kv_checksums {
-    const bl_session *session;
-    bl_kv_pending *pending;
-    const uint32_t *checksums;
-} bl_kv_checksums;
-
-static int bl_kv_checksums_guarded(void *context)
-{
-    const bl_kv_checksums *all = context;
-    bl_kv_work *work = &all->pending->work;
-    for (uint32_t k = 0; k < work->count; k++) {
-        uint32_t i = work->index[k];
-        if (work->chunk_count > 0)
-            memcpy(work->checksums, all->checksums + (size_t)i * work->chunk_count,
-                   work->chunk_count * sizeof *work->checksums);
-        work->commits[k].checksums_crc = bl_checksums_write(
-            &all->session->pool->memory, work->records[i].offset, &all->pending->batch, work);
-    }
-    return 0;
-}
-
-int bl_kv_put_end(bl_kv_pending *pending, const uint32_t *checksums, int written,
-                  uint8_t *states, int32_t *statuses)
-{
-    bl_session *session = pending->session;
-    bl_kv_checksums all = {session, pending, checksums};
-    int status = written;
-    if (*session->parent == 0) { /* the grants are the parent's */
-        bl_kv_pending_free(pending);
-        return -BL_ERROR_FORKED;
-    }
-    if (written == -EINPROGRESS)
-        bl_session_leave(session, pending->work.under.nonce); /* the grants are neither committed
-                                                               * nor aborted (D15) */
-    else if (written < 0)
-        bl_kv_flush(&session->pool->memory, pending);
-    if (status == 0)
-        status = bl_guarded(&session->pool->memory, bl_kv_checksums_guarded, &all);
-    status = bl_kv_publish(session, &pending->batch, &pending->work, status, states, statuses);
-    bl_kv_pending_free(pending);
     return status;
 }

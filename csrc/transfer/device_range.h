@@ -18,7 +18,7 @@
  * any later time. So if a grant does not end in a commit, all of its space is flushed before it is
  * granted again, on the host whose device may have written there:
  *
- *   the writer lives    by the writer, before it aborts or abandons its session (bl_kv_put_end)
+ *   the writer lives    by the writer, before it aborts or abandons its session (kvcache/engine.c)
  *   it is proven gone   by the server, if that is on its host (bl_lane_has_devices)
  *   on another host     its death cannot be proven there: its space is held until a server on its
  *                       host proves it, or until that host is off or has rebooted, with empty

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Makes plans of whole blocks, and validates plans: pieces and chunks must lie in the pool, and
- * pieces in their chunks.
+ * Makes plans of whole blocks and of rows, and validates plans: pieces and chunks must lie in the
+ * pool, and pieces in their chunks.
  */
 #include "transfer/plan.h"
 
 #include <errno.h>
+#include <stdlib.h>
 
 #include "base/minmax.h"
 #include "pool/pool.h"
@@ -97,4 +98,77 @@ uint64_t bl_plan_blocks(const uint64_t *addresses, const uint64_t *sizes, const 
         bl_plan_add(&plan, pieces, chunks, &source);
     }
     return plan.piece_count;
+}
+
+/* A piece of a row, and the number of its chunk, counted over all blocks. */
+typedef struct bl_cut {
+    uint64_t chunk;
+    bl_piece piece;
+} bl_cut;
+
+/* Cut off the part of a row that begins at this place of the payload. Returns its size. */
+static uint64_t bl_row_part(const bl_row *row, uint64_t offset, uint64_t chunk_size, uint64_t at)
+{
+    uint64_t rest = bl_min(row->place + row->size - at, bl_stripe_rest(offset + at));
+    return bl_min(rest, chunk_size - at % chunk_size);
+}
+
+uint64_t bl_plan_rows_count(const bl_row *rows, uint64_t row_count, const uint64_t *offsets,
+                            uint64_t chunk_size)
+{
+    uint64_t count = 0;
+    for (const bl_row *row = rows; row < rows + row_count; row++)
+        for (uint64_t at = row->place; at < row->place + row->size; count++)
+            at += bl_row_part(row, offsets[row->block], chunk_size, at);
+    return count;
+}
+
+/* Rows overlap, so two cuts may have the same bytes of the pool. */
+static int bl_cut_compare(const void *a, const void *b)
+{
+    const bl_cut *one = a, *two = b;
+    if (one->chunk != two->chunk)
+        return one->chunk < two->chunk ? -1 : 1;
+    if (one->piece.offset != two->piece.offset)
+        return one->piece.offset < two->piece.offset ? -1 : 1;
+    return one->piece.address < two->piece.address ? -1 : one->piece.address > two->piece.address;
+}
+
+int64_t bl_plan_rows(const bl_row *rows, uint64_t row_count, const uint64_t *offsets,
+                     uint64_t length, uint64_t chunk_size, const uint32_t *checksums,
+                     bl_piece *pieces, bl_chunk *chunks, uint32_t *sums)
+{
+    uint64_t per_block = (length + chunk_size - 1) / chunk_size, count = 0;
+    uint32_t chunk_count = 0;
+    int sorted = 1;
+    bl_cut *cuts = malloc((bl_plan_rows_count(rows, row_count, offsets, chunk_size) + 1) *
+                          sizeof *cuts);
+    if (cuts == NULL)
+        return -ENOMEM;
+    for (const bl_row *row = rows; row < rows + row_count; row++)
+        for (uint64_t part, at = row->place; at < row->place + row->size; at += part) {
+            uint64_t offset = offsets[row->block];
+            part = bl_row_part(row, offset, chunk_size, at);
+            cuts[count] = (bl_cut){row->block * per_block + at / chunk_size,
+                                   {row->address + (at - row->place), offset + at, (uint32_t)part,
+                                    0}};
+            sorted &= count == 0 || bl_cut_compare(&cuts[count - 1], &cuts[count]) <= 0;
+            count++;
+        }
+    if (!sorted)
+        qsort(cuts, count, sizeof *cuts, bl_cut_compare);
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t chunk = cuts[i].chunk, start = chunk % per_block * chunk_size;
+        if (i == 0 || chunk != cuts[i - 1].chunk) {
+            if (checksums != NULL)
+                sums[chunk_count] = checksums[chunk];
+            chunks[chunk_count++] = (bl_chunk){offsets[chunk / per_block] + start,
+                                               (uint32_t)bl_min(length - start, chunk_size),
+                                               (uint32_t)i};
+        }
+        pieces[i] = cuts[i].piece;
+        pieces[i].chunk = chunk_count - 1;
+    }
+    free(cuts);
+    return chunk_count;
 }

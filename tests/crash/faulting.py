@@ -192,23 +192,6 @@ def _opened(scene: Scene) -> Call:
     return open_and_close
 
 
-def _begun_put(scene: Scene, session: Any) -> Call:
-    outputs = ffi.new("uint8_t[1]"), ffi.new("int32_t[1]")
-    pending, offsets = ffi.new("bl_kv_pending **"), ffi.new("uint64_t[1]")
-    batch = scene.batch()
-    assert lib.bl_kv_put_begin(session, batch, *outputs, offsets, pending) == 0
-    sums = ffi.new("uint32_t[4]")
-    return lambda: lib.bl_kv_put_end(pending[0], sums, 0, *outputs)
-
-
-def _begun_get(scene: Scene, session: Any) -> Call:
-    states, count = ffi.new("uint8_t[1]"), ffi.new("uint64_t *")
-    pending, offsets = ffi.new("bl_kv_pending **"), ffi.new("uint64_t[1]")
-    sums, batch = ffi.new("uint32_t[4]"), scene.batch()
-    assert lib.bl_kv_get_begin(session, batch, states, offsets, sums, pending) == 1
-    return lambda: lib.bl_kv_get_end(pending[0], 0, states, count)
-
-
 def _opening(scene: Scene) -> Call:
     scene.keep.append(IndexServer(scene.pool))
     scene.keep[-1].start()
@@ -362,32 +345,6 @@ FAULTS: dict[str, Ready] = {
     "bl_kv_get": _stored(
         _batched(lambda s, batch: lib.bl_kv_get(s, batch, _a("uint8_t[1]"), _a("uint64_t *")))
     ),
-    "bl_kv_put_begin": _session(
-        _batched(
-            lambda s, batch: lib.bl_kv_put_begin(
-                s,
-                batch,
-                _a("uint8_t[1]"),
-                _a("int32_t[1]"),
-                _a("uint64_t[1]"),
-                _a("bl_kv_pending **"),
-            )
-        )
-    ),
-    "bl_kv_put_end": _session(_begun_put),
-    "bl_kv_get_begin": _stored(
-        _batched(
-            lambda s, batch: lib.bl_kv_get_begin(
-                s,
-                batch,
-                _a("uint8_t[1]"),
-                _a("uint64_t[1]"),
-                _a("uint32_t[4]"),
-                _a("bl_kv_pending **"),
-            )
-        )
-    ),
-    "bl_kv_get_end": _stored(_begun_get),
     "bl_dsa_write_one": _dsa(lambda s, e: lambda: lib.bl_dsa_write_one(e, AT, s.data(), 4096)),
     "bl_dsa_read_one": _dsa(lambda s, e: lambda: lib.bl_dsa_read_one(e, AT, s.data(), 4096)),
     "bl_dsa_start": _dsa_copy(0),

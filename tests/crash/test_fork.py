@@ -86,7 +86,6 @@ def c_calls(session: Any) -> dict[str, Callable[[], int]]:
     pump = ffi.new("bl_pump *", {"requests": data, "count": 1, "size": 8, "depth": 1})
     request = ffi.new("bl_block_request *", {"length": 4096})
     batch = batch_of(data)
-    pending = ffi.new("bl_kv_pending **")
     t = TIMEOUT_NS
     return {
         "bl_session_call": lambda: lib.bl_session_call(session, message, t),
@@ -102,12 +101,6 @@ def c_calls(session: Any) -> dict[str, Callable[[], int]]:
         "bl_index_get_stat": lambda: lib.bl_index_get_stat(session, ffi.new("bl_index_stat *"), t),
         "bl_kv_put": lambda: lib.bl_kv_put(session, batch[0], states, statuses),
         "bl_kv_get": lambda: lib.bl_kv_get(session, batch[0], states, count),
-        "bl_kv_put_begin": lambda: lib.bl_kv_put_begin(
-            session, batch[0], states, statuses, count, pending
-        ),
-        "bl_kv_get_begin": lambda: lib.bl_kv_get_begin(
-            session, batch[0], states, count, word, pending
-        ),
     }
 
 

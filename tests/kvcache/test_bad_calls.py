@@ -452,24 +452,6 @@ def test_invalid_settings_of_a_cache_are_rejected(
         KVCache(pool, namespace="wrong", **wrong)
 
 
-def test_tokens_are_fetched_by_the_configured_number_of_threads(
-    pool: Pool, server: IndexServer, target: BlockLayout, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[int] = []
-    read = CpuEngine.scatter_read
-
-    def watched(engine: CpuEngine, plan: Any) -> Any:
-        seen.append(engine.threads)
-        return read(engine, plan)
-
-    monkeypatch.setattr(CpuEngine, "scatter_read", watched)
-    for threads in (1, 3):
-        with KVCache(pool, namespace="threads", threads=threads) as cache:
-            cache.put(digests(1), Run.of(layout_of(np.ones(SHAPE, np.uint8)), [0]))
-            assert cache.get_tokens(digests(1), [0], Slots(target, [0])).hits == 1
-    assert seen == [1, 3]
-
-
 @pytest.mark.parametrize("closed", ["cache", "pool"])
 def test_calls_after_a_close_name_the_mend(shm: Path, closed: str) -> None:
     pool = Pool.create([shm / "a"], device_size=16 << 20, sparse=True)

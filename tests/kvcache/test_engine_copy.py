@@ -18,7 +18,7 @@ from support import role
 from support.soft_dsa import soft_portal
 
 from beluga import IndexServer, KVCache, Pool
-from beluga.errors import LayoutError, TransferError
+from beluga.errors import LayoutError, TransferError, UnsettledError
 from beluga.index import BlockState, check_pool
 from beluga.kvcache import CHUNK_SIZE, Run
 from beluga.transfer import (
@@ -210,11 +210,39 @@ def test_no_grant_is_released_while_a_copy_may_write_to_it(
 ) -> None:
     engine = Hooked(pool, breaks_at(2), late=True)
     cache = caches(engine)
-    block = payload(1, 5000)[0]
-    with pytest.raises(BrokenError):
-        cache.put(digests(2), [[block[:9], block[9:]], [block[:10], block[10:]]])
+    with pytest.raises(BrokenError):  # at the second of two parts of the batch
+        cache.put(digests(3), payload(3, 5 << 20))
     assert [transfer.done() for transfer in engine.transfers] == [True]
-    assert cache.stat().abort_count == 2
+    assert cache.stat().abort_count == 3
+
+
+class Unknown:
+    """A transfer whose end cannot be determined."""
+
+    def done(self) -> bool:
+        raise OSError("made up")
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        self.done()
+
+
+class Lost(Hooked):
+    """An engine whose transfers have no known end."""
+
+    def _start(self, move: Callable[[Plan], Transfer], plan: Plan) -> Transfer:
+        self._before(plan)
+        return Unknown()
+
+
+def test_grants_stay_if_it_is_unknown_whether_a_part_still_writes(
+    pool: Pool, caches: Callable[..., KVCache]
+) -> None:
+    """Also if the part after it failed, and has ended."""
+    cache, other = caches(Lost(pool, breaks_at(2))), caches()
+    with pytest.raises(UnsettledError):
+        cache.put(digests(3), payload(3, 5 << 20))
+    stat = other.stat()
+    assert (stat.grant_count, stat.abort_count) == (3, 0)
 
 
 def test_pins_are_released_after_a_failed_read_of_an_engine(

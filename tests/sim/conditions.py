@@ -51,6 +51,7 @@ PROTOCOL = (
         "transfer/cache_maintenance.c",
         "kvcache/batch.h",
         "kvcache/batch.c",
+        "kvcache/engine.c",
     ),
     *("kvcache/put.c", "kvcache/get.c"),
 )

@@ -23,7 +23,7 @@ enum {
     BL_ENGINE_NAP_NS = 1000 * 1000
 };
 
-typedef struct bl_engine {
+typedef struct bl_engine_case {
     bl_litmus litmus;
     uint32_t writes;            /* 1: the writer's payload is copied by DMA */
     uint32_t reads;             /* 1: the readers' payload is copied by DMA */
@@ -32,9 +32,9 @@ typedef struct bl_engine {
     uint32_t hasty;             /* 1: a process that finds the writer dead does not wait for
                                  * proof */
     uint32_t owner;             /* process */
-} bl_engine;
+} bl_engine_case;
 
-static enum bl_sim_target bl_engine_target(const bl_engine *engine)
+static enum bl_sim_target bl_engine_target(const bl_engine_case *engine)
 {
     if (engine->to_memory)
         return BL_SIM_TARGET_MEMORY;
@@ -44,7 +44,7 @@ static enum bl_sim_target bl_engine_target(const bl_engine *engine)
 }
 
 /* Maintain two ranges, as for a plan with unordered chunks that end within lines. */
-static void bl_engine_maintenance(const bl_engine *engine, const bl_pool *pool,
+static void bl_engine_maintenance(const bl_engine_case *engine, const bl_pool *pool,
                                   uint32_t maintenance)
 {
     enum { LAST = 3 * BL_LINE_SIZE, MIDDLE = 2 * BL_LINE_SIZE };
@@ -57,7 +57,7 @@ static void bl_engine_maintenance(const bl_engine *engine, const bl_pool *pool,
 }
 
 /* Write from device to pool, with everything that must precede the publication. */
-static void bl_engine_write(const bl_engine *engine, const bl_pool *pool, const void *payload)
+static void bl_engine_write(const bl_engine_case *engine, const bl_pool *pool, const void *payload)
 {
     const bl_memory *memory = &pool->memory;
     uint64_t offset = engine->litmus.payload;
@@ -73,7 +73,7 @@ static void bl_engine_write(const bl_engine *engine, const bl_pool *pool, const 
 }
 
 /* Read from pool to device, after the read of the entry. */
-static void bl_engine_read(const bl_engine *engine, const bl_pool *pool, void *payload)
+static void bl_engine_read(const bl_engine_case *engine, const bl_pool *pool, void *payload)
 {
     const bl_memory *memory = &pool->memory;
     uint64_t offset = engine->litmus.payload;
@@ -90,7 +90,7 @@ static void bl_engine_read(const bl_engine *engine, const bl_pool *pool, void *p
 
 static int bl_engine_writer(bl_pool *pool, void *argument)
 {
-    bl_engine *engine = argument;
+    bl_engine_case *engine = argument;
     const bl_memory *memory = &pool->memory;
     uint8_t payload[BL_ENGINE_SIZE];
     for (uint32_t number = 1; number <= BL_ENGINE_ROUNDS; number++) {
@@ -110,7 +110,7 @@ static int bl_engine_writer(bl_pool *pool, void *argument)
 }
 
 /* Try one read. Returns 1 if a payload was read and confirmed, 0 if not, or -EBADMSG. */
-static int bl_engine_look(const bl_engine *engine, const bl_pool *pool)
+static int bl_engine_look(const bl_engine_case *engine, const bl_pool *pool)
 {
     const bl_memory *memory = &pool->memory;
     uint8_t payload[BL_ENGINE_SIZE];
@@ -132,14 +132,14 @@ static int bl_engine_look(const bl_engine *engine, const bl_pool *pool)
 
 static int bl_engine_reader(bl_pool *pool, void *argument)
 {
-    const bl_engine *engine = argument;
+    const bl_engine_case *engine = argument;
     int status = 0;
     while (!engine->litmus.finished && status >= 0)
         status = bl_engine_look(engine, pool);
     return status < 0 ? status : 0;
 }
 
-static int bl_engine_run(bl_sim_world *world, bl_engine engine)
+static int bl_engine_run(bl_sim_world *world, bl_engine_case engine)
 {
     engine.litmus = bl_litmus_make(world);
     bl_sim_spawn(world, 0, bl_engine_writer, &engine);
@@ -150,23 +150,23 @@ static int bl_engine_run(bl_sim_world *world, bl_engine engine)
 
 int bl_engine_put_only(bl_sim_world *world)
 {
-    return bl_engine_run(world, (bl_engine){.writes = 1});
+    return bl_engine_run(world, (bl_engine_case){.writes = 1});
 }
 
 int bl_engine_get_only(bl_sim_world *world)
 {
-    return bl_engine_run(world, (bl_engine){.reads = 1});
+    return bl_engine_run(world, (bl_engine_case){.reads = 1});
 }
 
 int bl_engine_dsa(bl_sim_world *world)
 {
-    return bl_engine_run(world, (bl_engine){.writes = 1, .reads = 1, .dsa = 1});
+    return bl_engine_run(world, (bl_engine_case){.writes = 1, .reads = 1, .dsa = 1});
 }
 
 /* Cache control is off, and this device bypasses the cache accordingly. */
 int bl_engine_dsa_memory(bl_sim_world *world)
 {
-    return bl_engine_run(world, (bl_engine){.writes = 1, .reads = 1, .to_memory = 1});
+    return bl_engine_run(world, (bl_engine_case){.writes = 1, .reads = 1, .to_memory = 1});
 }
 
 /* ---- A writer dies while its device writes. A process of its host proves it gone, flushes its
@@ -174,7 +174,7 @@ int bl_engine_dsa_memory(bl_sim_world *world)
 
 static int bl_engine_doomed(bl_pool *pool, void *argument)
 {
-    const bl_engine *engine = argument;
+    const bl_engine_case *engine = argument;
     uint8_t payload[BL_ENGINE_SIZE];
     int liveness_lock = bl_liveness_hold(&pool->memory, "", BL_ENGINE_NONCE);
     if (liveness_lock >= 0)
@@ -191,7 +191,7 @@ static int bl_engine_doomed(bl_pool *pool, void *argument)
 
 static int bl_engine_reaper(bl_pool *pool, void *argument)
 {
-    const bl_engine *engine = argument;
+    const bl_engine_case *engine = argument;
     const bl_memory *memory = &pool->memory;
     bl_sim_world *world = engine->litmus.world;
     int liveness_lock = -ENOENT, looks = 0;
@@ -210,7 +210,7 @@ static int bl_engine_reaper(bl_pool *pool, void *argument)
 
 static int bl_engine_heir(bl_pool *pool, void *argument)
 {
-    bl_engine *engine = argument;
+    bl_engine_case *engine = argument;
     const bl_memory *memory = &pool->memory;
     uint8_t payload[BL_ENGINE_SIZE];
     bl_entry line;
@@ -230,7 +230,7 @@ static int bl_engine_heir(bl_pool *pool, void *argument)
     return 0;
 }
 
-static int bl_engine_bury(bl_sim_world *world, bl_engine engine)
+static int bl_engine_bury(bl_sim_world *world, bl_engine_case engine)
 {
     engine.litmus = bl_litmus_make(world);
     engine.owner = (uint32_t)bl_sim_spawn(world, 0, bl_engine_doomed, &engine);
@@ -242,11 +242,11 @@ static int bl_engine_bury(bl_sim_world *world, bl_engine engine)
 
 int bl_engine_death(bl_sim_world *world)
 {
-    return bl_engine_bury(world, (bl_engine){.reads = 1});
+    return bl_engine_bury(world, (bl_engine_case){.reads = 1});
 }
 
 /* The same without proof of death: the one device scenario that must fail. */
 int bl_engine_zombie(bl_sim_world *world)
 {
-    return bl_engine_bury(world, (bl_engine){.reads = 1, .hasty = 1});
+    return bl_engine_bury(world, (bl_engine_case){.reads = 1, .hasty = 1});
 }

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Scenarios of puts and gets by DMA, between the two halves of kvcache/batch.h: the steps of an
- * engine with a device, while servers die, and a writer dies whose device may continue to write for
- * a while. Some puts fail after their devices have written.
+ * Scenarios of puts and gets by an engine with a device, while servers die, and a writer dies whose
+ * device may continue to write for a while. Some puts fail after their devices have written.
  *
- *   put:  begin --> device writes --> bl_device_written --> end
- *                                 --> end, failed
- *   get:  begin --> bl_device_reads --> device reads --> end
+ *   put:  start: device writes                   wait --> bl_device_written, or an error
+ *   get:  start: bl_device_reads, device reads   wait
  */
 #include <errno.h>
 
@@ -33,6 +31,10 @@ static void bl_engine_kv_prepare(const bl_kv *kv, bl_kv_buffers *buffers)
     do
         bl_kv_prepare(kv, buffers);
     while (buffers->batch.fingerprint != 1 + BL_ENGINE_SHAPE);
+    for (uint32_t i = 0; i < buffers->batch.count; i++)
+        buffers->fragments[i] = (bl_fragment){(uintptr_t)buffers->payloads[i],
+                                              buffers->batch.length};
+    buffers->batch.fragment_count = 1;
     buffers->batch.check_checksums = 0;
 }
 
@@ -67,41 +69,69 @@ static int bl_engine_failed(const bl_kv_buffers *buffers, int status)
     return status == -ECANCELED ? 0 : -EBADMSG;
 }
 
+/* A copy by the device: a job for each piece. */
+typedef struct bl_engine_copy {
+    bl_kv *kv;
+    const bl_kv_buffers *buffers;
+    const bl_memory *memory;
+    const bl_plan *plan;        /* NULL: not started */
+    uint64_t tickets[BL_KV_BATCH];
+    int write;
+    int fails;
+    int left;                   /* 1: interrupted, while the device writes */
+} bl_engine_copy;
+
+static int bl_engine_copy_start(void *context, const bl_plan *plan, int write, void **out)
+{
+    bl_engine_copy *copy = context;
+    copy->plan = plan;
+    copy->write = write;
+    for (uint32_t i = 0; i < plan->piece_count; i++) {
+        const bl_piece *piece = &plan->pieces[i];
+        void *payload = (void *)(uintptr_t)piece->address;
+        if (write) {
+            copy->tickets[i] = bl_sim_device_write(copy->memory, piece->offset, payload,
+                                                   piece->length, BL_SIM_TARGET_ANY);
+            bl_engine_doom(copy->kv);
+        } else {
+            bl_device_reads(copy->memory, piece->offset, piece->length);
+            copy->tickets[i] = bl_sim_device_read(copy->memory, piece->offset, payload,
+                                                  piece->length);
+        }
+    }
+    *out = copy;
+    return 0;
+}
+
+static int bl_engine_copy_wait(void *context, void *out)
+{
+    bl_engine_copy *copy = context;
+    (void)out;
+    copy->left = copy->write && bl_engine_leaves(copy->kv, copy->buffers);
+    if (copy->left)
+        return -EINPROGRESS;
+    for (uint32_t i = 0; i < copy->plan->piece_count; i++) {
+        const bl_piece *piece = &copy->plan->pieces[i];
+        bl_sim_device_wait(copy->memory, copy->tickets[i]);
+        if (copy->write && !copy->fails)
+            bl_device_written(copy->memory, piece->offset, piece->length);
+    }
+    return copy->write && copy->fails ? -ECANCELED : 0;
+}
+
 static int bl_engine_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
 {
-    const bl_memory *memory = &session->pool->memory;
-    const bl_kv_batch *batch = &buffers->batch;
-    uint64_t tickets[BL_KV_BATCH], offsets[BL_KV_BATCH];
-    bl_kv_pending *pending;
-    int fails = bl_sim_below(kv->path.world, 4) == 0;
-    int status = bl_kv_put_begin(session, batch, buffers->states, buffers->statuses, offsets,
-                                 &pending);
-    if (status < 0)
-        return status;
-    for (uint32_t i = 0; i < batch->count; i++) {
-        if (buffers->states[i] != BL_BLOCK_GRANTED)
-            continue;
-        bl_kv_fill(buffers->payloads[i], batch->keys[2 * i], bl_sim_random(kv->path.world),
-                   batch->length);
-        tickets[i] = bl_sim_device_write(memory, offsets[i], buffers->payloads[i], batch->length,
-                                         BL_SIM_TARGET_ANY);
-        bl_engine_doom(kv);
-    }
-    if (bl_engine_leaves(kv, buffers)) {
-        status = bl_kv_put_end(pending, NULL, -EINPROGRESS, buffers->states,
-                               buffers->statuses);
+    bl_engine_copy copy = {.kv = kv, .buffers = buffers, .memory = &session->pool->memory,
+                           .fails = bl_sim_below(kv->path.world, 4) == 0};
+    bl_engine engine = {&copy, bl_engine_copy_start, bl_engine_copy_wait};
+    for (uint32_t i = 0; i < buffers->batch.count; i++)
+        bl_kv_fill(buffers->payloads[i], buffers->keys[2 * i], bl_sim_random(kv->path.world),
+                   buffers->batch.length);
+    buffers->batch.engine = &engine;
+    int status = bl_kv_put(session, &buffers->batch, buffers->states, buffers->statuses);
+    if (copy.left)
         return status == -EINPROGRESS ? 0 : -EBADMSG;
-    }
-    for (uint32_t i = 0; i < batch->count; i++) {
-        if (buffers->states[i] != BL_BLOCK_GRANTED)
-            continue;
-        bl_sim_device_wait(memory, tickets[i]);
-        if (!fails)
-            bl_device_written(memory, offsets[i], batch->length);
-    }
-    status = bl_kv_put_end(pending, NULL, fails ? -ECANCELED : 0, buffers->states,
-                           buffers->statuses);
-    return fails ? bl_engine_failed(buffers, status) : status;
+    return copy.plan && copy.fails ? bl_engine_failed(buffers, status) : status;
 }
 
 /* Check the bytes of a confirmed block. */
@@ -115,21 +145,11 @@ static int bl_engine_judge(bl_kv *kv, const bl_kv_buffers *buffers, uint32_t i)
 
 static int bl_engine_get(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
 {
-    const bl_memory *memory = &session->pool->memory;
-    const bl_kv_batch *batch = &buffers->batch;
-    uint64_t offsets[BL_KV_BATCH], mismatch_count = 0;
-    bl_kv_pending *pending;
-    int64_t hits = bl_kv_get_begin(session, batch, buffers->states, offsets, NULL, &pending);
-    if (hits < 0)
-        return (int)hits;
-    for (uint32_t i = 0; i < hits; i++) {
-        if (buffers->states[i] != BL_BLOCK_HIT)
-            continue;
-        bl_device_reads(memory, offsets[i], batch->length);
-        bl_sim_device_wait(memory, bl_sim_device_read(memory, offsets[i], buffers->payloads[i],
-                                                      batch->length));
-    }
-    hits = bl_kv_get_end(pending, 0, buffers->states, &mismatch_count);
+    bl_engine_copy copy = {.kv = kv, .buffers = buffers, .memory = &session->pool->memory};
+    bl_engine engine = {&copy, bl_engine_copy_start, bl_engine_copy_wait};
+    uint64_t mismatch_count = 0;
+    buffers->batch.engine = &engine;
+    int64_t hits = bl_kv_get(session, &buffers->batch, buffers->states, &mismatch_count);
     kv->path.world->stat.torn_lines += mismatch_count;
     int status = hits < 0 ? (int)hits : 0;
     for (uint32_t i = 0; i < hits && status == 0; i++)

@@ -5,7 +5,7 @@
  * succeeds returned only grants and pins that the session still holds; otherwise it fails.
  *
  *   reserves  a batch of several messages: the grants of the first are lost with the session
- *   held      a put or get in two halves, with another call in between that loses the session
+ *   held      a put or get, with another call during its copy that loses the session
  */
 #include <errno.h>
 
@@ -21,7 +21,6 @@ enum {
     BL_HELD_VERBS = 500,        /* the server dies within this many verbs: about one call */
     BL_HELD_ROUNDS = 24,
     BL_HELD_SHAPE = 1,          /* index in bl_kv_shapes: whole lines, followed by checksums */
-    BL_HELD_SUMS = 4,           /* checksums of its payload */
     BL_RESERVES_ENDS = 2,       /* granted keys at each end of a batch */
     BL_RESERVES_KEYS = BL_PAGE_SIZE / sizeof(bl_block_record) + BL_RESERVES_ENDS
 };
@@ -141,44 +140,63 @@ int bl_path_reserves(bl_sim_world *world)
 
 /* ---- held */
 
-/* Use the session between the halves, as another thread does. Returns 1 if it has lost what it
- * held: a put in two halves delays that until its thread seems to hang. */
-static int bl_held_meddle(bl_kv *kv, bl_session *session, uint64_t nonce)
+/* The copy of a batch, during which its session is used as by another thread. */
+typedef struct bl_held_copy {
+    bl_kv *kv;
+    bl_session *session;
+    uint64_t nonce;             /* of the session when it began */
+    int status;                 /* of the copy */
+    int lost;                   /* 1: the session has lost what it held; a put delays that until
+                                 * its thread seems to hang */
+} bl_held_copy;
+
+static int bl_held_start(void *context, const bl_plan *plan, int write, void **out)
 {
-    bl_index_stat stat;
-    if (bl_sim_below(kv->path.world, 4)) {
-        bl_held_doom(&kv->path);
-        bl_index_get_stat(session, &stat, bl_path_timeout_ns(&kv->path));
+    bl_held_copy *copy = context;
+    const bl_memory *memory = &copy->session->pool->memory;
+    copy->nonce = copy->session->nonce;
+    copy->status = 0;
+    for (uint32_t i = 0; i < plan->piece_count; i++) { /* one for each chunk */
+        const bl_piece *piece = &plan->pieces[i];
+        void *payload = (void *)(uintptr_t)piece->address;
+        if (write) {
+            plan->checksums[i] = bl_crc32c(0, payload, piece->length);
+            bl_stream(memory, piece->offset, payload, piece->length);
+        } else {
+            bl_refetch(memory, piece->offset, piece->length);
+            bl_fetch(memory, piece->offset, payload, piece->length);
+            if (bl_crc32c(0, payload, piece->length) != plan->checksums[i])
+                copy->status = -EBADMSG;
+        }
     }
-    return !session->attached || session->nonce != nonce;
+    *out = copy;
+    return 0;
+}
+
+static int bl_held_wait(void *context, void *out)
+{
+    bl_held_copy *copy = context;
+    bl_index_stat stat;
+    (void)out;
+    if (bl_sim_below(copy->kv->path.world, 4)) {
+        bl_held_doom(&copy->kv->path);
+        bl_index_get_stat(copy->session, &stat, bl_path_timeout_ns(&copy->kv->path));
+    }
+    copy->lost = !copy->session->attached || copy->session->nonce != copy->nonce;
+    return copy->status;
 }
 
 static int bl_held_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
 {
-    const bl_memory *memory = &session->pool->memory;
     const bl_kv_batch *batch = &buffers->batch;
-    uint32_t sums[BL_KV_BATCH * BL_HELD_SUMS];
-    uint64_t offsets[BL_KV_BATCH];
-    bl_kv_pending *pending;
-    int status = bl_kv_put_begin(session, batch, buffers->states, buffers->statuses, offsets,
-                                 &pending);
-    if (status < 0)
-        return bl_path_bear(&kv->path, status);
-    uint64_t nonce = session->nonce;
-    for (uint32_t i = 0; i < batch->count; i++) {
-        if (buffers->states[i] != BL_BLOCK_GRANTED)
-            continue;
-        const uint8_t *payload = (const uint8_t *)buffers->payloads[i];
+    bl_held_copy copy = {.kv = kv, .session = session};
+    bl_engine engine = {&copy, bl_held_start, bl_held_wait};
+    for (uint32_t i = 0; i < batch->count; i++)
         bl_kv_fill(buffers->payloads[i], batch->keys[2 * i], bl_sim_random(kv->path.world),
                    batch->length);
-        for (uint32_t k = 0; k < BL_HELD_SUMS; k++)
-            sums[i * BL_HELD_SUMS + k] = bl_crc32c(0, payload + k * batch->chunk_size,
-                                                   batch->chunk_size);
-        bl_stream(memory, offsets[i], payload, batch->length);
-    }
-    int lost = bl_held_meddle(kv, session, nonce);
-    status = bl_kv_put_end(pending, sums, 0, buffers->states, buffers->statuses);
-    for (uint32_t i = 0; status >= 0 && lost && i < batch->count; i++)
+    buffers->batch.engine = &engine;
+    int status = bl_kv_put(session, batch, buffers->states, buffers->statuses);
+    for (uint32_t i = 0; status >= 0 && copy.lost && i < batch->count; i++)
         if (buffers->states[i] == BL_BLOCK_GRANTED)
             return -EBADMSG;
     return bl_path_bear(&kv->path, status);
@@ -186,22 +204,12 @@ static int bl_held_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
 
 static int bl_held_get(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
 {
-    const bl_memory *memory = &session->pool->memory;
     const bl_kv_batch *batch = &buffers->batch;
-    uint32_t sums[BL_KV_BATCH * BL_HELD_SUMS];
-    uint64_t offsets[BL_KV_BATCH], mismatches = 0;
-    bl_kv_pending *pending;
-    int64_t hits = bl_kv_get_begin(session, batch, buffers->states, offsets, sums, &pending);
-    if (hits < 0)
-        return bl_path_bear(&kv->path, (int)hits);
-    for (uint32_t i = 0; i < hits; i++) {
-        if (buffers->states[i] != BL_BLOCK_HIT)
-            continue;
-        bl_refetch(memory, offsets[i], batch->length);
-        bl_fetch(memory, offsets[i], buffers->payloads[i], batch->length);
-    }
-    bl_held_meddle(kv, session, session->nonce);
-    hits = bl_kv_get_end(pending, 0, buffers->states, &mismatches);
+    bl_held_copy copy = {.kv = kv, .session = session};
+    bl_engine engine = {&copy, bl_held_start, bl_held_wait};
+    uint64_t mismatches = 0;
+    buffers->batch.engine = &engine;
+    int64_t hits = bl_kv_get(session, batch, buffers->states, &mismatches);
     for (int64_t i = 0; i < hits; i++) {
         uint64_t right[BL_KV_LENGTH_MAX / sizeof(uint64_t)];
         bl_kv_fill(right, buffers->keys[2 * i], buffers->payloads[i][0], batch->length);
@@ -224,6 +232,11 @@ static int bl_held_work(bl_pool *pool, void *argument)
         do
             bl_kv_prepare(kv, &buffers);
         while (buffers.batch.fingerprint != 1 + BL_HELD_SHAPE);
+        for (uint32_t k = 0; k < buffers.batch.count; k++)
+            buffers.fragments[k] = (bl_fragment){(uintptr_t)buffers.payloads[k],
+                                                 buffers.batch.length};
+        buffers.batch.fragment_count = 1;
+        buffers.batch.check_checksums = 1; /* else the whole payload is one chunk */
         status = bl_sim_below(kv->path.world, 2) ? bl_held_put(kv, session, &buffers)
                                                  : bl_held_get(kv, session, &buffers);
     }
