@@ -189,7 +189,7 @@ def _namespace_of(
 ) -> Callable[..., Any]:
     """Return a function that returns the namespace in a pool.
 
-    --namespace: The namespace: its name, or its fingerprint of 16 digits, as in beluga ls.
+    --namespace: The namespace: its name, or its fingerprint of 16 digits, as in `beluga ls`.
     --field NAME=VALUE: A field of the namespace, such as dtype=bfloat16, instead of --namespace.
         Repeat the option for each field. Digits are a number.
     --salt: The salt of the namespace.

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from beluga.choices import (
     BLOCK_TOKENS_MAX,
+    COST_MODELS,
     DEFAULT_COST_MODEL,
     PREFILL_RULES,
     QUEUE_ORDERS,
     RANKS,
     RANKS_MAX,
-    STEP_TOKENS,
 )
 from beluga.cli import logs
-from beluga.cli.frame import BadParameter, Option
+from beluga.cli.frame import BadParameter, Option, OptionGroup
 from beluga.cli.options import (
     JsonLines,
     LogFormat,
@@ -30,17 +30,11 @@ from beluga.cli.options import (
 )
 from beluga.cli.output import announce
 from beluga.cli.routing_options import (
-    GPU_PATH,
     LIST,
-    LOCAL_BANDWIDTH,
-    Bandwidth,
-    Costs,
-    GpuPath,
-    LocalBandwidth,
-    StepTokens,
     as_bad_policy,
     complete_policy,
     estimator_of,
+    link_options,
     list_policies,
 )
 from beluga.cli.services import Manager
@@ -48,11 +42,78 @@ from beluga.conventions import GATEWAY_ADMIN_PORT, GATEWAY_PORT
 from beluga.errors import ListenError, QueueError, RouterError
 
 if TYPE_CHECKING:
-    from beluga.gateway import Limits, Prefill, Service
-    from beluga.listening import Token
+    from beluga.gateway import Service
+
+
+def _limits(
+    queue_wait: Annotated[float, Option(min=0)] = 60.0,
+    max_inflight: Annotated[int, Option(min=0)] = 0,
+    retries: Annotated[int, Option(min=0)] = 2,
+    stall: Annotated[float, Option(min=0.1)] = 600.0,
+    health_interval: Annotated[float, Option(min=0.05)] = 2.0,
+    drain: Annotated[float, Option(min=0)] = 30.0,
+    max_body: Annotated[int, Option(parser=size, min=1)] = 64 << 20,
+    max_bodies: Annotated[int, Option(parser=size, min=1)] = 256 << 20,
+    body_wait: Annotated[float, Option(min=0.1, max=3600)] = 120.0,
+) -> Any:
+    """Return the limits of waits and sizes.
+
+    --queue-wait: The longest wait of a request, in seconds.
+    --max-inflight: The largest number of requests per worker; 0 for no limit.
+    --retries: How many other workers to try after a failure.
+    --stall: Seconds without progress after which an engine, or a client that reads its response,
+        counts as stalled.
+    --health-interval: Seconds between health checks.
+    --drain: Seconds that running requests have after SIGTERM.
+    --max-body: The largest body of a request, in bytes.
+    --max-bodies: Memory for the bodies of all requests without a response so far.
+    --body-wait: Seconds that a client has to send a request's body.
+    """
+    from beluga.gateway import Limits
+
+    if max_bodies < max_body:
+        raise BadParameter(f"--max-bodies is {max_bodies}; give at least --max-body, {max_body}")
+    return Limits(
+        queue_s=queue_wait,
+        inflight_max=max_inflight,
+        retries=retries,
+        stall_s=stall,
+        health_interval_s=health_interval,
+        drain_s=drain,
+        body_size_max=max_body,
+        bodies_size_max=max_bodies,
+        body_s=body_wait,
+    )
 
 
 _PREFILL_WHEN, _PREFILL_WAIT_S = "isl-bounding", 60.0
+
+
+@as_bad_value(RouterError)
+def _prefill(
+    prefill_queue: list[str] | None = None,
+    prefill_when: Annotated[str, Option(words=PREFILL_RULES)] = _PREFILL_WHEN,
+    prefill_threshold: list[str] | None = None,
+    prefill_wait: Annotated[float, Option(min=0)] = _PREFILL_WAIT_S,
+) -> Any:
+    """Return the queues and the rule of remote prefills.
+
+    --prefill-queue MODEL=QUEUE: The queue of a model's prompts for `beluga prefill-worker`.
+    --prefill-when RULE: The rule for remote prefill: {words}.
+    --prefill-threshold NAME=NUMBER: A threshold of the rule, such as effective_max=4096. Repeat the
+        option for others.
+    --prefill-wait: Seconds that a request waits for a claimed prefill.
+    """
+    from beluga.gateway import Prefill, read_queues, read_thresholds
+
+    given = {
+        "prefill_when": prefill_when != _PREFILL_WHEN,
+        "prefill_threshold": prefill_threshold,
+        "prefill_wait": prefill_wait != _PREFILL_WAIT_S,
+    }
+    refuse_alone("--prefill-queue", prefill_queue, **given)
+    queues, thresholds = read_queues(prefill_queue or ()), read_thresholds(prefill_threshold or ())
+    return Prefill(queues, prefill_when, thresholds, prefill_wait)
 
 
 def gateway(
@@ -73,28 +134,15 @@ def gateway(
     index_ranks: Annotated[int, Option(min=1, max=RANKS_MAX)] = RANKS,
     queue: Annotated[str, Option(words=QUEUE_ORDERS)] = "fcfs",
     queue_threshold: Annotated[float, Option(min=0)] = 16.0,
-    queue_wait: Annotated[float, Option(min=0)] = 60.0,
-    max_inflight: Annotated[int, Option(min=0)] = 0,
-    retries: Annotated[int, Option(min=0)] = 2,
-    stall: Annotated[float, Option(min=0.1)] = 600.0,
-    health_interval: Annotated[float, Option(min=0.05)] = 2.0,
-    drain: Annotated[float, Option(min=0)] = 30.0,
-    max_body: Annotated[int, Option(parser=size, min=1)] = 64 << 20,
-    max_bodies: Annotated[int, Option(parser=size, min=1)] = 256 << 20,
-    body_wait: Annotated[float, Option(min=0.1, max=3600)] = 120.0,
+    *,
+    limits: Annotated[Any, OptionGroup(_limits)],
     seed: int = 0,
-    prefill_queue: list[str] | None = None,
-    prefill_when: Annotated[str, Option(words=PREFILL_RULES)] = _PREFILL_WHEN,
-    prefill_threshold: list[str] | None = None,
-    prefill_wait: Annotated[float, Option(min=0)] = _PREFILL_WAIT_S,
+    prefill: Annotated[Any, OptionGroup(_prefill)],
     advise: Annotated[float, Option(min=0)] = 180.0,
     ttft_goal: Annotated[float | None, Option(min=0.001)] = None,
     token_goal: Annotated[float | None, Option(min=0.0001)] = None,
-    costs: Costs = DEFAULT_COST_MODEL,
-    bandwidth: Bandwidth = None,
-    local_bandwidth: LocalBandwidth = LOCAL_BANDWIDTH,
-    gpu_path: GpuPath = GPU_PATH,
-    step_tokens: StepTokens = STEP_TOKENS,
+    costs: Annotated[str, Option(words=COST_MODELS)] = DEFAULT_COST_MODEL,
+    links: Annotated[dict[str, Any], OptionGroup(link_options)],
     log_level: LogLevel = None,
     log_format: LogFormat = None,
     json: JsonLines = False,
@@ -127,25 +175,12 @@ def gateway(
         data-parallel rank. More ranks take more memory per block.
     --queue: The order of a client's waiting requests: {words}. Clients take turns.
     --queue-threshold: Requests wait while workers have this many batches of prefill; 0: never.
-    --queue-wait: The longest wait of a request, in seconds.
-    --max-inflight: The largest number of requests per worker; 0 for no limit.
-    --retries: How many other workers to try after a failure.
-    --stall: Seconds without progress after which an engine, or a client that reads its response,
-        counts as stalled.
-    --health-interval: Seconds between health checks.
-    --drain: Seconds that running requests have after SIGTERM.
-    --max-body: The largest body of a request, in bytes.
-    --max-bodies: Memory for the bodies of all requests without a response so far.
-    --body-wait: Seconds that a client has to send a request's body.
     --seed: The seed of the policy's random choices.
-    --prefill-queue MODEL=QUEUE: The queue of a model's prompts for `beluga prefill-worker`.
-    --prefill-when RULE: The rule for remote prefill: {words}.
-    --prefill-threshold NAME=NUMBER: A threshold of the rule, such as effective_max=4096. Repeat the
-        option for others.
-    --prefill-wait: Seconds that a request waits for a claimed prefill.
     --advise: Seconds between advice on the number of engines; 0: no advice.
     --ttft-goal: The objective of the advice: seconds to the first token.
     --token-goal: The objective of the advice: seconds between tokens.
+    --costs MODEL: The model and its GPU for the time estimates of min-ttft and least-cost, and for
+        how long a prompt waits for a prefill worker (--model of `beluga simulate`): {words}.
     --allow-host NAME: An additional name of this router in requests' Host headers; * accepts all.
         Repeat the option for each name.
     --allow-origin ORIGIN: A site whose pages may send forms without an API key, such as
@@ -159,23 +194,21 @@ def gateway(
             raise BadParameter(f"--{option} {path} does not exist; name a file that does")
     if chat_template is not None and tokenizer is None:
         raise BadParameter("--chat-template needs --tokenizer with the model's folder; add it")
-    prefill_given = {
-        "prefill_when": prefill_when != _PREFILL_WHEN,
-        "prefill_threshold": prefill_threshold,
-        "prefill_wait": prefill_wait != _PREFILL_WAIT_S,
-    }
-    refuse_alone("--prefill-queue", prefill_queue, **prefill_given)
     refuse_alone("--pool-events", pool_events, pool_events_token=pool_events_token)
-    if max_bodies < max_body:
-        raise BadParameter(f"--max-bodies is {max_bodies}; give at least --max-body, {max_body}")
-    service = _begin(log_level, log_format, events=bool(kv_events or pool_events))
+    if kv_events or pool_events:
+        need("router", "zmq")
+    logs.begin(log_level, log_format)
+    from beluga import gateway as service
+    from beluga.listening import read_token
+    from beluga.router import Goals
+
     with as_bad_value(RouterError, excepted=(ListenError, QueueError)):
         settings_of_service = service.Settings(
             policy=_checked_policy(policy),
-            estimator=estimator_of(costs, bandwidth, local_bandwidth, gpu_path, step_tokens),
+            estimator=estimator_of(costs, **links),
             engines=service.read_engines(worker or (), model or (), kv_events or ()),
             pool_events=pool_events,
-            pool_events_token=_token(pool_events_token),
+            pool_events_token=read_token(pool_events_token) if pool_events_token else None,
             workers_file=workers_file,
             listen=service.Address(host, port),
             admin=service.Address.parse(admin) if admin else None,
@@ -186,27 +219,14 @@ def gateway(
             block_size=block_size,
             index_ranks=index_ranks,
             seed=seed,
-            **_advice(advise, ttft_goal, token_goal),
-            prefill=_prefill(prefill_queue, prefill_when, prefill_threshold, prefill_wait),
+            advise_s=advise,
+            goals=Goals(ttft_s=ttft_goal, between_tokens_s=token_goal),
+            prefill=prefill,
             queue=queue,
             queue_threshold=queue_threshold,
-            limits=_limits(
-                queue_wait,
-                max_inflight,
-                retries,
-                stall,
-                health_interval,
-                drain,
-                (max_body, max_bodies, body_wait),
-            ),
+            limits=limits,
         )
         service.run(service.serve(settings_of_service, partial(_print_addresses, json=json)))
-
-
-def _token(path: Path | None) -> Token | None:
-    from beluga.listening import read_token
-
-    return read_token(path) if path else None
 
 
 def _checked_policy(text: str) -> str:
@@ -216,59 +236,6 @@ def _checked_policy(text: str) -> str:
 
     with as_bad_policy():
         return read_policy(text)
-
-
-def _advice(
-    interval_s: float, ttft_goal: float | None, token_goal: float | None
-) -> dict[str, object]:
-    from beluga.router import Goals
-
-    goals = Goals(ttft_s=ttft_goal, between_tokens_s=token_goal)
-    return {"advise_s": interval_s, "goals": goals}
-
-
-def _prefill(
-    queues: list[str] | None, rule: str, thresholds: list[str] | None, wait_s: float
-) -> Prefill:
-    from beluga import gateway as service
-
-    return service.Prefill(
-        service.read_queues(queues or ()), rule, service.read_thresholds(thresholds or ()), wait_s
-    )
-
-
-def _limits(
-    queue_s: float,
-    inflight_max: int,
-    retries: int,
-    stall_s: float,
-    health_interval_s: float,
-    drain_s: float,
-    bodies: tuple[int, int, float],
-) -> Limits:
-    from beluga import gateway as service
-
-    return service.Limits(
-        queue_s=queue_s,
-        inflight_max=inflight_max,
-        retries=retries,
-        stall_s=stall_s,
-        health_interval_s=health_interval_s,
-        drain_s=drain_s,
-        body_size_max=bodies[0],
-        bodies_size_max=bodies[1],
-        body_s=bodies[2],
-    )
-
-
-def _begin(log_level: str | None, log_format: str | None, *, events: bool) -> Any:
-    """Fail if a package is missing, and start the log. Returns the module beluga.gateway."""
-    if events:
-        need("router", "zmq")
-    logs.begin(log_level, log_format)
-    from beluga import gateway as service
-
-    return service
 
 
 def _print_addresses(service: Service, *, json: bool) -> None:

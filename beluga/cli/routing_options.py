@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import click
 
-from beluga.choices import (
-    COST_MODELS,
-    GPU_PATHS_GB_PER_S,
-    LOCAL_DRAM_GB_PER_S,
-)
+from beluga.choices import GPU_PATHS_GB_PER_S, LOCAL_DRAM_GB_PER_S, STEP_TOKENS
 from beluga.cli.frame import BadParameter, Option
 from beluga.cli.options import among
 from beluga.errors import RouterError
@@ -25,7 +21,6 @@ if TYPE_CHECKING:  # slow to import
     from beluga.router import CostEstimator
 
 LIST = "list"  # a word of --policy: print the policies instead
-SETTINGS_HELP = "`--policy list` prints all policies with their settings"
 
 
 @contextmanager
@@ -44,45 +39,25 @@ def complete_policy(incomplete: str) -> list[str]:
     return among(*POLICIES, "default", LIST)(incomplete)
 
 
-Costs = Annotated[
-    str,
-    Option(
-        "--costs",
-        metavar="MODEL",
-        words=COST_MODELS,
-        help=(
-            "The model and its GPU for the time estimates of min-ttft and least-cost, and for how "
-            "long a prompt waits for a prefill worker (--model of `beluga simulate`): {words}."
-        ),
-    ),
-]
-Bandwidth = Annotated[
-    float | None,
-    Option(
-        metavar="GB/s",
-        help="The bandwidth from the pool to one worker. Default: that of --gpu-path.",
-    ),
-]
-LocalBandwidth = Annotated[
-    float, Option(metavar="GB/s", help="The bandwidth from a worker's own DRAM to its GPU.")
-]
-GpuPath = Annotated[
-    str,
-    Option(
-        words=tuple(GPU_PATHS_GB_PER_S),
-        help="Where GPUs are attached: root-complex (26 GB/s) or switch (55 GB/s), the paper's O7.",
-    ),
-]
-StepTokens = Annotated[
-    int,
-    Option(
-        min=1,
-        help="The most tokens in a step of an engine (vLLM's --max-num-batched-tokens).",
-    ),
-]
+def link_options(
+    bandwidth: float | None = None,
+    local_bandwidth: float = LOCAL_DRAM_GB_PER_S,
+    gpu_path: Annotated[str, Option(words=tuple(GPU_PATHS_GB_PER_S))] = "root-complex",
+    step_tokens: Annotated[int, Option(min=1)] = STEP_TOKENS,
+) -> dict[str, Any]:
+    """Return the speeds in bytes per second, and the size of a step.
 
-LOCAL_BANDWIDTH = LOCAL_DRAM_GB_PER_S
-GPU_PATH = "root-complex"
+    --bandwidth GB/s: The bandwidth from the pool to one worker. Default: that of --gpu-path.
+    --local-bandwidth GB/s: The bandwidth from a worker's own DRAM to its GPU.
+    --gpu-path: Where GPUs are attached: root-complex (26 GB/s) or switch (55 GB/s), the paper's O7.
+    --step-tokens: The most tokens in a step of an engine (vLLM's --max-num-batched-tokens).
+    """
+    return {
+        "bandwidth": None if bandwidth is None else bandwidth * 1e9,
+        "local_bandwidth": local_bandwidth * 1e9,
+        "gpu_path": gpu_path,
+        "step_tokens": step_tokens,
+    }
 
 
 def list_policies() -> NoReturn:
@@ -97,20 +72,23 @@ def list_policies() -> NoReturn:
 
 
 def estimator_of(
-    model: str, bandwidth: float | None, local_bandwidth: float, gpu_path: str, step_tokens: int
+    model: str,
+    *,
+    bandwidth: float | None,
+    local_bandwidth: float,
+    gpu_path: str,
+    step_tokens: int,
 ) -> CostEstimator:
-    """Return the estimator for a model with these options. Raises RouterError for an unknown model,
-    and BadParameter for an option that is out of range.
+    """Return the estimator for a model with these options. Raises BadParameter for one that is out
+    of range.
     """
     from beluga.router import CostEstimator, costs
 
-    model_costs = costs.model_costs(model)
-    path_speed = costs.GPU_PATHS[gpu_path] if bandwidth is None else bandwidth * 1e9
     try:
         return CostEstimator(
-            costs=model_costs,
-            bytes_per_s=path_speed,
-            host_bytes_per_s=local_bandwidth * 1e9,
+            costs=costs.model_costs(model),
+            bytes_per_s=costs.GPU_PATHS[gpu_path] if bandwidth is None else bandwidth,
+            host_bytes_per_s=local_bandwidth,
             step_tokens=step_tokens,
         )
     except RouterError as error:  # the text has the value; add the option

@@ -21,7 +21,6 @@ from beluga.choices import (
     PRESETS,
     SIMULATED_COUNT_MAX,
     SIMULATED_ENGINES,
-    STEP_TOKENS,
     TIER_ORDERS,
 )
 from beluga.cli.frame import Argument, BadParameter, Legend, Option, OptionGroup, explains
@@ -35,15 +34,10 @@ from beluga.cli.options import (
 )
 from beluga.cli.output import origin, print_json, print_note, print_table, progress
 from beluga.cli.routing_options import (
-    GPU_PATH,
     LIST,
-    LOCAL_BANDWIDTH,
-    Bandwidth,
-    GpuPath,
-    LocalBandwidth,
-    StepTokens,
     as_bad_policy,
     complete_policy,
+    link_options,
     list_policies,
 )
 from beluga.cli.trace_options import TraceOptions, read_named, trace_options
@@ -134,10 +128,8 @@ def simulate(
     local: Annotated[int | None, Option(parser=_capacity)] = None,
     hbm: Annotated[int | None, Option(parser=_capacity)] = None,
     memory: Annotated[str, Option(words=(*MEMORIES, "both"))] = "both",
-    bandwidth: Bandwidth = None,
-    local_bandwidth: LocalBandwidth = LOCAL_BANDWIDTH,
-    gpu_path: GpuPath = GPU_PATH,
-    step_tokens: StepTokens = STEP_TOKENS,
+    *,
+    links: Annotated[dict[str, Any], OptionGroup(link_options)],
     adapters: Annotated[int | None, Option(min=1, max=SIMULATED_COUNT_MAX)] = None,
     devices: Annotated[int | None, Option(min=1, max=SIMULATED_COUNT_MAX)] = None,
     speed: str = "1",
@@ -149,7 +141,6 @@ def simulate(
     scale_at: str | None = None,
     planner: Annotated[int | None, Option(min=1, max=SIMULATED_COUNT_MAX)] = None,
     ttft_goal: Annotated[float | None, Option(min=0.001)] = None,
-    *,
     reading: Annotated[TraceOptions, OptionGroup(trace_options)],
     preset: Annotated[str | None, Option(words=PRESETS)] = None,
     plot: bool = False,
@@ -203,12 +194,9 @@ def simulate(
         pool=pool,
         local=local,
         eviction=eviction,
-        gpu_path=gpu_path,
-        bandwidth=None if bandwidth is None else bandwidth * 1e9,
-        local_bandwidth=local_bandwidth * 1e9,
         adapters=adapters,
         devices=devices,
-        step_tokens=step_tokens,
+        **links,
         scale=_scale(scale_at),
         goals=None if planner is None else Goals(ttft_s=ttft_goal, workers_max=planner),
         ttft_goal_s=ttft_goal,

@@ -397,7 +397,8 @@ def texts(path: Path) -> Iterator[str]:
     skipped: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            skipped.add(id(node.value))  # a docstring
+            if path.parent.name != "cli":  # where docstrings are the help of options
+                skipped.add(id(node.value))  # a docstring
         elif isinstance(node, ast.JoinedStr):
             skipped |= {id(part) for part in node.values}
             yield "".join(

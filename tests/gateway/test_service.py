@@ -22,7 +22,6 @@ from fake_engines import FakeEngine
 from routed import routed, until
 
 from beluga.cli.app import app
-from beluga.cli.gateway import gateway
 from beluga.errors import BelugaError, RouterError
 from beluga.gateway import Address, EngineSpec, Settings, read_engines
 from beluga.gateway.cache import Cache
@@ -243,13 +242,7 @@ def test_invalid_choices_are_rejected() -> None:
 def test_the_command_and_the_settings_have_the_same_defaults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    requests: list[Settings] = []
-
-    async def serve(settings: Settings, started: Callable[..., None]) -> None:
-        requests.append(settings)
-
-    monkeypatch.setattr("beluga.gateway.serve", serve)
-    gateway(worker=["http://a:1"])
+    requests, _ = started(monkeypatch)
     assert requests == [Settings(engines=(EngineSpec("http://a:1"),), seed=0)]
 
 
