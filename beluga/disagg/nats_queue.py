@@ -39,8 +39,10 @@ from beluga.disagg.queue import (
     MAX_AGE_S,
     TASKS_MAX,
     VISIBILITY_S,
+    Claim,
     PrefillTask,
     QueueSize,
+    Ticket,
     decode_task,
     encode_task,
     queue_name,
@@ -198,7 +200,7 @@ class NatsQueue:
             logger.warning("NATS at %s lost the queue (%s); recreating it", self._url, error)
             return await work()
 
-    async def enqueue_task(self, task: PrefillTask) -> NatsTicket:
+    async def enqueue_task(self, task: PrefillTask) -> Ticket:
         """See :class:`~beluga.disagg.TaskQueue`. Two tasks with the same ``request_id`` within two
         minutes are one entry in the queue.
         """
@@ -217,7 +219,7 @@ class NatsQueue:
                     },
                 )
             )
-        return NatsTicket(event, partial(self._withdraw, entry.seq))
+        return Ticket(partial(_happens, event), partial(self._withdraw, entry.seq))
 
     async def _withdraw(self, number: int) -> bool:
         """Delete the stream's entry with this number unless it was delivered. A worker may get it
@@ -229,7 +231,7 @@ class NatsQueue:
                 return False
             return bool(await self._jetstream.delete_msg(self._stream, number))
 
-    async def dequeue_task(self, timeout: float = 1.0) -> NatsClaim | None:
+    async def dequeue_task(self, timeout: float = 1.0) -> Claim | None:
         """See :class:`~beluga.disagg.TaskQueue`."""
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout
@@ -240,12 +242,35 @@ class NatsQueue:
                 except nats.errors.TimeoutError:
                     return None
             try:
-                return NatsClaim(self._url, self._client, message, self._timeout_s)
+                return Claim(
+                    task=decode_task(message.data),
+                    deliveries=message.metadata.num_delivered or 1,
+                    ack=partial(self._ack, message),
+                    extend=partial(self._extend, message),
+                    nack=partial(self._nack, message),
+                )
             except QueueError as error:
                 logger.warning("dropped from the prefill queue: %s", error)
                 async with _reaching(self._url):
                     await message.term()
         return None
+
+    async def _ack(self, message: Msg) -> bool:
+        async with _reaching(self._url):
+            if inbox := (message.headers or {}).get(_DONE_HEADER):
+                await self._client.publish(inbox)
+            await message.ack_sync(self._timeout_s)
+        return True
+
+    async def _extend(self, message: Msg) -> bool:
+        async with _reaching(self._url):
+            await message.in_progress()
+        return True
+
+    async def _nack(self, message: Msg, delay: float) -> None:
+        async with _reaching(self._url):
+            await message.nak(delay)
+            await self._client.flush()
 
     async def _fetch(self, timeout_s: float) -> Msg:
         """Return the next message. Raises nats.errors.TimeoutError if there is none in time."""
@@ -286,59 +311,12 @@ def _is_address(server: str) -> bool:
         return False
 
 
-class NatsTicket:
-    """A :class:`~beluga.disagg.Ticket`."""
-
-    def __init__(self, event: asyncio.Event, withdraw: Callable[[], Awaitable[bool]]) -> None:
-        self._event = event
-        self._withdraw = withdraw
-
-    async def done(self, timeout: float) -> bool:
-        """See :class:`~beluga.disagg.Ticket`."""
-        try:
-            await asyncio.wait_for(self._event.wait(), timeout)
-        except asyncio.TimeoutError:
-            return False
-        return True
-
-    async def withdraw(self) -> bool:
-        """See :class:`~beluga.disagg.Ticket`."""
-        return await self._withdraw()
-
-
-class NatsClaim:
-    """A :class:`~beluga.disagg.Claim`. Raises QueueError if the message is not a task."""
-
-    def __init__(self, url: str, client: Client, message: Msg, timeout_s: float) -> None:
-        self.task = decode_task(message.data)
-        self.deliveries = message.metadata.num_delivered or 1
-        self._url = url
-        self._client = client
-        self._message = message
-        self._timeout_s = timeout_s
-
-    async def ack(self) -> bool:
-        """See :class:`~beluga.disagg.Claim`. Always True: JetStream does not report which worker
-        was first."""
-        async with _reaching(self._url):
-            if inbox := (self._message.headers or {}).get(_DONE_HEADER):
-                await self._client.publish(inbox)
-            await self._message.ack_sync(self._timeout_s)
-        return True
-
-    async def extend(self) -> bool:
-        """See :class:`~beluga.disagg.Claim`. Always True: JetStream does not report that the claim
-        has expired.
-        """
-        async with _reaching(self._url):
-            await self._message.in_progress()
-        return True
-
-    async def nack(self, delay: float = 0.0) -> None:
-        """See :class:`~beluga.disagg.Claim`."""
-        async with _reaching(self._url):
-            await self._message.nak(delay)
-            await self._client.flush()
+async def _happens(event: asyncio.Event, timeout_s: float) -> bool:
+    try:
+        await asyncio.wait_for(event.wait(), timeout_s)
+    except asyncio.TimeoutError:
+        return False
+    return True
 
 
 class _TlsClient(Client):  # type: ignore[misc]

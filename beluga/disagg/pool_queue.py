@@ -23,8 +23,10 @@ import numpy as np
 
 from beluga.disagg.queue import (
     VISIBILITY_S,
+    Claim,
     PrefillTask,
     QueueSize,
+    Ticket,
     decode_task,
     encode_task,
     queue_name,
@@ -126,7 +128,7 @@ class PoolQueue:
         async with _reaching():
             return await asyncio.to_thread(attach)
 
-    async def enqueue_task(self, task: PrefillTask) -> PoolTicket:
+    async def enqueue_task(self, task: PrefillTask) -> Ticket:
         """See :class:`~beluga.disagg.TaskQueue`."""
         block = _packed(encode_task(task))
         key = self._cache.keys(hash_keys([task.request_id]))
@@ -145,9 +147,12 @@ class PoolQueue:
                     "try again"
                 )
             await asyncio.sleep(_POLL_S[1])
-        return PoolTicket(self, key)
+        return Ticket(
+            done=partial(self._wait_until_removed, key),
+            withdraw=partial(self._call, partial(self._tasks.withdraw, key)),
+        )
 
-    async def dequeue_task(self, timeout: float = 1.0) -> PoolClaim | None:
+    async def dequeue_task(self, timeout: float = 1.0) -> Claim | None:
         """See :class:`~beluga.disagg.TaskQueue`."""
         end = time.monotonic() + timeout
         pause = _POLL_S[0]
@@ -179,20 +184,16 @@ class PoolQueue:
         self._cache.close()
         self._pool.close()
 
-    async def remove(self, key: NDArray[np.uint64]) -> bool:
+    async def _remove(self, key: NDArray[np.uint64]) -> bool:
         """Remove a task that is done. Returns whether it was in the queue."""
         return await self._call(lambda: self._cache.remove(key)) > 0
 
-    async def withdraw(self, key: NDArray[np.uint64]) -> bool:
-        """Remove an unclaimed task. Returns whether it was removed."""
-        return await self._call(lambda: self._tasks.withdraw(key))
-
-    async def extend(self, record: TaskRecord, visible_s: float | None = None) -> bool:
+    async def _extend(self, record: TaskRecord, visible_s: float | None = None) -> bool:
         """Extend a claim by ``visible_s`` seconds, or by the queue's visibility."""
         seconds = self._visibility_s if visible_s is None else visible_s
         return await self._call(lambda: self._tasks.extend(record, visible_s=seconds))
 
-    async def wait_until_removed(self, key: NDArray[np.uint64], timeout: float) -> bool:
+    async def _wait_until_removed(self, key: NDArray[np.uint64], timeout: float) -> bool:
         """Wait until a task has left the queue. Returns whether it has, within ``timeout``
         seconds.
         """
@@ -234,62 +235,30 @@ class PoolQueue:
             keys = keys[1:]
         return removed
 
-    async def _read(self, record: TaskRecord) -> PoolClaim | None:
+    async def _read(self, record: TaskRecord) -> Claim | None:
         """Read a claimed task. Returns None if it is already done or cannot be read."""
         block = np.empty(record.length, np.uint8)
         result = await self._call(lambda: self._cache.get(record.key, [block]))
         why = "it cannot be read"
         if result.hits:
             try:
-                return PoolClaim(self, record, decode_task(_unpacked(block)))
+                return Claim(
+                    task=decode_task(_unpacked(block)),
+                    deliveries=record.deliveries,
+                    ack=partial(self._remove, record.key),
+                    extend=partial(self._extend, record),
+                    nack=partial(self._extend, record),
+                )
             except QueueError as error:
                 why = str(error)
         if result.hits or record.deliveries >= _READS_MAX:
             logger.warning("dropped from the prefill queue: %s", why)
-            await self.remove(record.key)
+            await self._remove(record.key)
         else:
-            await self.extend(record, 0)
+            await self._extend(record, 0)
         return None
 
     async def _call(self, call: Callable[[], T]) -> T:
         """Call the pool's server on this queue's thread. Raises QueueError."""
         async with _reaching():
             return await asyncio.get_running_loop().run_in_executor(self._thread, call)
-
-
-class PoolTicket:
-    """A :class:`~beluga.disagg.Ticket`."""
-
-    def __init__(self, queue: PoolQueue, key: NDArray[np.uint64]) -> None:
-        self._queue = queue
-        self._key = key
-
-    async def done(self, timeout: float) -> bool:
-        """See :class:`~beluga.disagg.Ticket`."""
-        return await self._queue.wait_until_removed(self._key, timeout)
-
-    async def withdraw(self) -> bool:
-        """See :class:`~beluga.disagg.Ticket`."""
-        return await self._queue.withdraw(self._key)
-
-
-class PoolClaim:
-    """A :class:`~beluga.disagg.Claim`."""
-
-    def __init__(self, queue: PoolQueue, record: TaskRecord, task: PrefillTask) -> None:
-        self.task = task
-        self.deliveries = record.deliveries
-        self._queue = queue
-        self._record = record
-
-    async def ack(self) -> bool:
-        """See :class:`~beluga.disagg.Claim`."""
-        return await self._queue.remove(self._record.key)
-
-    async def extend(self) -> bool:
-        """See :class:`~beluga.disagg.Claim`."""
-        return await self._queue.extend(self._record)
-
-    async def nack(self, delay: float = 0.0) -> None:
-        """See :class:`~beluga.disagg.Claim`."""
-        await self._queue.extend(self._record, delay)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -119,52 +120,42 @@ class QueueSize(NamedTuple):
         return self.waiting + self.claimed
 
 
-class Ticket(Protocol):
+class Ticket(NamedTuple):
     """The sender's handle of a task."""
 
-    async def done(self, timeout: float) -> bool:
-        """Wait at most ``timeout`` seconds. Returns whether the task is done and has left the
-        queue. False is not a failure: a worker may still work on it. It may be called again.
-        """
-        ...
+    done: Callable[[float], Awaitable[bool]]
+    """Wait at most this many seconds. Returns whether the task is done and has left the queue.
+    False is not a failure: a worker may still work on it. It may be called again.
+    """
 
-    async def withdraw(self) -> bool:
-        """Remove the task from the queue unless a worker has claimed it. Returns False if it is
-        claimed or done. Raises QueueError.
-        """
-        ...
+    withdraw: Callable[[], Awaitable[bool]]
+    """Remove the task from the queue unless a worker has claimed it. Returns False if it is claimed
+    or done. Raises QueueError.
+    """
 
 
-class Claim(Protocol):
-    """A task of this worker until the claim expires."""
+class Claim(NamedTuple):
+    """A task of this worker until the claim expires. Its calls raise QueueError."""
 
-    @property
-    def task(self) -> PrefillTask: ...
+    task: PrefillTask
 
-    @property
-    def deliveries(self) -> int:
-        """How often the task was delivered, including this time. Above 1, another worker may have
-        begun it. A queue in the pool counts since the server's start, because a takeover ends all
-        claims.
-        """
-        ...
+    deliveries: int
+    """How often the task was delivered, including this time. Above 1, another worker may have begun
+    it. A queue in the pool counts since the server's start, because a takeover ends all claims.
+    """
 
-    async def ack(self) -> bool:
-        """Report that the task is done. Returns False if the task had already left the queue.
-        Raises QueueError.
-        """
-        ...
+    ack: Callable[[], Awaitable[bool]]
+    """Report that the task is done. Returns False if the task had already left the queue, which
+    JetStream does not report.
+    """
 
-    async def extend(self) -> bool:
-        """Hide the task for another VISIBILITY_S from now. Returns False if the claim has expired;
-        then the worker may continue or stop. Raises QueueError.
-        """
-        ...
+    extend: Callable[[], Awaitable[bool]]
+    """Hide the task for another VISIBILITY_S from now. Returns False if the claim has expired,
+    which JetStream does not report; then the worker may continue or stop.
+    """
 
-    async def nack(self, delay: float = 0.0) -> None:
-        """Return the task to the queue. Other workers can claim it after ``delay`` seconds. Raises
-        QueueError."""
-        ...
+    nack: Callable[[float], Awaitable[object]]
+    """Return the task to the queue. Other workers can claim it after this many seconds."""
 
 
 class TaskQueue(Protocol):

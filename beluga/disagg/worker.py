@@ -149,7 +149,7 @@ class PrefillWorker:
         dequeue.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             if claim := await dequeue:
-                await claim.nack()
+                await claim.nack(0.0)
         return None
 
     async def _handle(self, session: aiohttp.ClientSession, claim: Claim) -> bool:
