@@ -252,7 +252,7 @@ class Adviser:
             for _ in range(SAMPLES):
                 await asyncio.sleep(interval_s / SAMPLES)
                 self.sample()
-            for advice in self.advise():
+            if advice := self.advise():
                 log.info("advice: %s", advice)
 
     def sample(self) -> None:
@@ -263,14 +263,12 @@ class Adviser:
         queued = self._pending() + sum(load.num_requests_waiting for load in serving)
         self._samples.append(_Sample(len(serving), queued, fmean(usages) if usages else None))
 
-    def advise(self) -> list[Advice]:
-        """Return the planner's advice from the samples since the last call, or none without
-        samples.
-        """
+    def advise(self) -> Advice | None:
+        """Return the planner's advice from the samples since the last call."""
         samples, self._samples = self._samples, []
         before, self._before = self._before, self._metrics.latencies()
         if not samples:
-            return []
+            return None
         usages = [sample.usage for sample in samples if sample.usage is not None]
         first, following = (
             (now.seconds - then.seconds) / max(now.times - then.times, 1)
@@ -283,4 +281,4 @@ class Adviser:
             ttft_s=first,
             between_tokens_s=following,
         )
-        return advise({"both": seen}, self._goals)
+        return advise(seen, self._goals)

@@ -31,7 +31,7 @@ from beluga.router.hashing import (
 )
 from beluga.router.indexer import Indexer
 from beluga.router.metrics import LoadReport, read_load
-from beluga.router.planner import Advice, Goals, Role, Seen, advise
+from beluga.router.planner import Advice, Goals, Seen, advise
 from beluga.router.policies import (
     DEFAULT_POLICY,
     POLICIES,
@@ -101,7 +101,6 @@ __all__ = [
     "Remembers",
     "Removed",
     "ReplayBuffer",
-    "Role",
     "Router",
     "RouterEvent",
     "RouterQueue",

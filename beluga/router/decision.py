@@ -27,7 +27,6 @@ class Prompt:
     queue_size: int = 0  # of the prefill queue, in tasks
     prefill: Load | None = None  # the load of the prefill worker that would get the prompt
     decode: Load | None = None  # the load of the decode worker that will get the request
-    decode_queue_blocks: int = 0  # blocks of requests waiting for that worker
 
     @property
     def effective(self) -> int:
@@ -143,7 +142,6 @@ class Roomy:
     effective_max: int = 5000
     force_remote_above: int = 16384  # prompts of more tokens are always remote
     free_ratio_min: float = 0.5
-    queued_blocks_max: int = 0
 
     def remote(self, prompt: Prompt) -> bool:
         if prompt.tokens > self.force_remote_above:
@@ -154,7 +152,7 @@ class Roomy:
         decode, free = prompt.decode, 1.0
         if decode is not None and decode.kv_total_blocks:
             free = 1 - decode.active_decode_blocks / decode.kv_total_blocks
-        return free >= self.free_ratio_min and prompt.decode_queue_blocks <= self.queued_blocks_max
+        return free >= self.free_ratio_min
 
 
 _RULES: dict[str, Callable[..., Rule]] = {

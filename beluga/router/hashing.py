@@ -163,10 +163,10 @@ class BlockHasher:
         )
         return hashes
 
-    def query(self, tokens: Tokens, *, priority_jump: float = 0.0) -> Query:
+    def query(self, tokens: Tokens) -> Query:
         """Return the query for a prompt, for a policy."""
         local = self.packed(tokens)
-        return Query(len(tokens), self.block_size, local, self.chained(local), priority_jump)
+        return Query(len(tokens), self.block_size, local, self.chained(local))
 
 
 def salt_of(keys: Sequence[object] | None, lora_name: str) -> str:

@@ -17,8 +17,8 @@ from typing import Any, Protocol, TypeAlias, overload, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from beluga._ffi import core, ffi
-from beluga.router.worker import FIGURES, Load, Overlap, Worker
+from beluga._ffi import core, ffi, record_dtype
+from beluga.router.worker import Load, Overlap, Worker
 
 
 @dataclasses.dataclass(slots=True)
@@ -40,7 +40,6 @@ class Query:
     block_size: int  # in tokens
     hashes: Sequence[int] = ()  # local hashes of its full blocks, 64 bits each
     sequence: Sequence[int] = ()  # the hash of each of these blocks with all blocks before it
-    priority_jump: float = 0.0  # seconds that it moves ahead in a queue
     usual: Usual = dataclasses.field(default_factory=Usual)  # set by the router
     pool_hashes: Sequence[int] = ()  # local hashes of its blocks in the pool, if they differ
 
@@ -53,7 +52,6 @@ class Candidate:
     load: Load
     overlap: Overlap
     new_blocks: int = 0  # distinct blocks that the request would add to its active ones
-    taint_weight: float = 0.0  # distinct blocks that the request would add to the active ones
     # of its blocks that are active, how many it would hold alone, in the mean over its time
     held_alone: float = 0.0
 
@@ -102,11 +100,11 @@ class Remembers(Protocol):
         ...
 
 
-_OF_ROW = ("device", "host", "disk", "shared", "new_blocks", "held_alone", "taint_weight")
-_FLOATS = frozenset(
-    ("gpu_cache_usage_perc", "gpu_prefix_cache_hit_rate", "prefill_s", "held_alone", "taint_weight")
-)
-_ROW = np.dtype([(name, "f8" if name in _FLOATS else "i8") for name in (*FIGURES, *_OF_ROW)])
+_FIELDS: Any = {}  # of a row, and of the load at its beginning, each with its type and offset
+for _struct in ("bl_load", "bl_candidate"):
+    _FIELDS |= {name: field[:2] for name, field in (record_dtype(_struct).fields or {}).items()}
+del _FIELDS["load"]
+_ROW = np.dtype(_FIELDS)
 
 
 class Candidates(Sequence[Candidate]):
@@ -143,7 +141,6 @@ class Candidates(Sequence[Candidate]):
             row.disk, row.shared = overlap.disk, overlap.shared
             row.new_blocks = candidate.new_blocks
             row.held_alone = candidate.held_alone
-            row.taint_weight = candidate.taint_weight
         return table
 
     def __len__(self) -> int:
@@ -164,7 +161,6 @@ class Candidates(Sequence[Candidate]):
             Load.of(row.load),
             Overlap(row.device, row.host, row.disk, row.shared),
             row.new_blocks,
-            row.taint_weight,
             row.held_alone,
         )
 

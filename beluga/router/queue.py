@@ -3,8 +3,7 @@
 """The queue of requests that wait because every suitable worker is busy.
 
 It orders requests by their scores, highest first, which are Dynamo's: ``fcfs`` and ``lcfs`` order
-by arrival, ``wspt`` by the shortest remaining prefill. ``priority_jump`` moves a request ahead: by
-this many seconds, or in ``wspt`` by this multiple of its weight.
+by arrival, ``wspt`` by the shortest remaining prefill.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ def score(order: str, query: Query, arrival: float, overlap: int) -> float:
     blocks on a suitable worker.
     """
     if order == "fcfs":
-        return query.priority_jump - arrival
+        return -arrival
     if order == "lcfs":
-        return query.priority_jump + arrival
-    return (1 + query.priority_jump) / max(query.isl - overlap * query.block_size, 1)
+        return arrival
+    return 1 / max(query.isl - overlap * query.block_size, 1)
 
 
 class RouterQueue(Generic[ItemT]):

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable
 
 from beluga.errors import AllWorkersBusyError, NoWorkersError, WorkersOverloadedError
 from beluga.router.policy import (
@@ -38,23 +37,13 @@ class Constraints:
     pin: Worker | None = None
     allowed: frozenset[int] | None = None  # worker ids
     ranks: range | None = None  # dp ranks
-    required_taints: frozenset[str] = frozenset()  # a worker must have each of these
-    # each taint's weight
-    preferred_taints: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
-    def admit(self, worker: Worker, taints: frozenset[str]) -> bool:
-        """Return whether the request may go to a worker with these taints."""
+    def admit(self, worker: Worker) -> bool:
+        """Return whether the request may go to a worker."""
         return (
             (self.pin is None or worker == self.pin)
             and (self.allowed is None or worker.worker_id in self.allowed)
             and (self.ranks is None or worker.dp_rank in self.ranks)
-            and self.required_taints <= taints
-        )
-
-    def taint_weight(self, taints: frozenset[str]) -> float:
-        """Return the sum of the weights of the preferred taints that a worker has."""
-        return math.fsum(
-            weight for taint, weight in self.preferred_taints.items() if taint in taints
         )
 
 
@@ -97,10 +86,10 @@ class Router:
 
     ``find_matches`` is called if the policy uses overlap, or always with ``always_match`` (a
     disaggregation decision needs the hit rate under every policy). If it raises, the request is
-    routed without cache information: ``index_errors`` counts this and ``on_index_error`` gets the
-    error. While every suitable worker is over ``wait_above`` (Dynamo: 16 prefill batches), requests
-    must wait. A single worker over ``thresholds`` is excluded. Each decision is logged at debug
-    level, with workers named by ``name_of``.
+    routed without cache information, and ``on_index_error`` gets the error. While every
+    suitable worker is over ``wait_above`` (Dynamo: 16 prefill batches), requests must wait. A
+    single worker over ``thresholds`` is excluded. Each decision is logged at debug level, with
+    workers named by ``name_of``.
     """
 
     def __init__(  # noqa: PLR0913  keyword-only
@@ -119,23 +108,22 @@ class Router:
         self.tracker = tracker or LoadTracker()
         self.thresholds = thresholds
         self.wait_above = wait_above
-        self.index_errors = 0
         self._find_matches = find_matches
         self._always_match = always_match
         self._on_index_error = on_index_error
         self._name_of = name_of
-        self._taints: dict[Worker, frozenset[str]] = {}
+        self._workers: dict[Worker, None] = {}
         self._suspended: set[Worker] = set()
         self._well: list[Worker] | None = None  # workers that are not suspended; None: to be listed
 
     @property
     def workers(self) -> list[Worker]:
         """All added workers, including suspended ones."""
-        return list(self._taints)
+        return list(self._workers)
 
-    def add_worker(self, worker: Worker, taints: Iterable[str] = ()) -> None:
-        """Add a worker, or set new taints of an existing one."""
-        self._taints[worker] = frozenset(taints)
+    def add_worker(self, worker: Worker) -> None:
+        """Add a worker."""
+        self._workers[worker] = None
         self._well = None
         self.tracker.add_worker(worker)
 
@@ -143,14 +131,14 @@ class Router:
         """Remove a worker and its load, also from a policy that remembers workers."""
         if isinstance(self.policy, Remembers):
             self.policy.forget(worker)
-        self._taints.pop(worker, None)
+        self._workers.pop(worker, None)
         self._suspended.discard(worker)
         self._well = None
         self.tracker.remove_worker(worker)
 
     def suspend(self, worker: Worker) -> None:
         """Send a worker no more requests, but keep its load (it is draining or down)."""
-        if worker in self._taints:
+        if worker in self._workers:
             self._suspended.add(worker)
             self._well = None
 
@@ -174,10 +162,6 @@ class Router:
         states = self.tracker.states(workers, () if blind else query.sequence)
         if not blind or self._always_match:
             self._matches(query).fill(states)
-        if constraints.preferred_taints:
-            for index, worker in enumerate(workers):
-                weight = constraints.taint_weight(self._taints[worker])
-                states.rows[index].taint_weight = weight
         return states
 
     def choose(
@@ -220,13 +204,13 @@ class Router:
 
     def _eligible(self, constraints: Constraints) -> list[Worker]:
         if self._well is None:
-            self._well = [worker for worker in self._taints if worker not in self._suspended]
+            self._well = [worker for worker in self._workers if worker not in self._suspended]
         workers = self._well
         if constraints is not _NO_DEMANDS:
-            workers = [w for w in workers if constraints.admit(w, self._taints[w])]
+            workers = [w for w in workers if constraints.admit(w)]
         if not workers:
             raise NoWorkersError(
-                f"none of the {len(self._taints)} workers is healthy and meets the request's "
+                f"none of the {len(self._workers)} workers is healthy and meets the request's "
                 "requirements"
             )
         load, waiting = self.tracker.load, self.wait_above
@@ -250,7 +234,6 @@ class Router:
         try:
             return self._find_matches(query)
         except Exception as error:  # serve the request even if the index fails
-            self.index_errors += 1
             if self._on_index_error is not None:
                 self._on_index_error(error)
             return Matches()

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from typing import Generic, NamedTuple, TypeVar
 
 from beluga._ffi import core, ffi
@@ -33,6 +32,9 @@ class WorkerMetrics:
     num_requests_waiting: int = 0
     gpu_cache_usage_perc: float = 0.0  # 0..1
     gpu_prefix_cache_hit_rate: float = 0.0  # 0..1
+
+
+_PUBLISHED = tuple(field.name for field in dataclasses.fields(WorkerMetrics))
 
 
 class _Figure(Generic[_Number]):
@@ -74,39 +76,11 @@ class Load:
     # Prompt tokens of requests before their first token, including cached ones.
     outstanding_tokens = _Figure[int]()
 
-    def __init__(  # noqa: PLR0913  keyword-only
-        self,
-        *,
-        request_active_slots: int = 0,
-        request_total_slots: int = 0,
-        kv_active_blocks: int = 0,
-        kv_total_blocks: int = 0,
-        num_requests_waiting: int = 0,
-        gpu_cache_usage_perc: float = 0.0,
-        gpu_prefix_cache_hit_rate: float = 0.0,
-        active_requests: int = 0,
-        active_prefill_tokens: int = 0,
-        prefill_s: float = 0.0,
-        active_decode_blocks: int = 0,
-        outstanding_tokens: int = 0,
-    ) -> None:
-        self.row: core.bl_load = ffi.new(
-            "bl_load *",
-            {
-                "request_active_slots": request_active_slots,
-                "request_total_slots": request_total_slots,
-                "kv_active_blocks": kv_active_blocks,
-                "kv_total_blocks": kv_total_blocks,
-                "num_requests_waiting": num_requests_waiting,
-                "gpu_cache_usage_perc": gpu_cache_usage_perc,
-                "gpu_prefix_cache_hit_rate": gpu_prefix_cache_hit_rate,
-                "active_requests": active_requests,
-                "active_prefill_tokens": active_prefill_tokens,
-                "prefill_s": prefill_s,
-                "active_decode_blocks": active_decode_blocks,
-                "outstanding_tokens": outstanding_tokens,
-            },
-        )
+    def __init__(self, **figures: float) -> None:
+        """``figures`` are counters by name; the others are 0."""
+        self.row: core.bl_load = ffi.new("bl_load *")
+        for name, value in figures.items():
+            setattr(self.row, name, value)
 
     @classmethod
     def of(cls, row: core.bl_load) -> Load:
@@ -131,21 +105,11 @@ class Load:
 
     def publish(self, metrics: WorkerMetrics) -> None:
         """Store the metrics that the worker published."""
-        row = self.row
-        row.request_active_slots = metrics.request_active_slots
-        row.request_total_slots = metrics.request_total_slots
-        row.kv_active_blocks = metrics.kv_active_blocks
-        row.kv_total_blocks = metrics.kv_total_blocks
-        row.num_requests_waiting = metrics.num_requests_waiting
-        row.gpu_cache_usage_perc = metrics.gpu_cache_usage_perc
-        row.gpu_prefix_cache_hit_rate = metrics.gpu_prefix_cache_hit_rate
+        for name in _PUBLISHED:
+            setattr(self.row, name, getattr(metrics, name))
 
     def _figures(self) -> dict[str, float]:
-        return {name: getattr(self.row, name) for name in FIGURES}
-
-
-FIGURES: tuple[str, ...] = tuple(inspect.signature(Load).parameters)
-"""The names of a load's counters."""
+        return {name: getattr(self.row, name) for name, _ in ffi.typeof("bl_load").fields}
 
 
 @dataclasses.dataclass(slots=True)

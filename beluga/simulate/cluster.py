@@ -82,9 +82,11 @@ class Planning:
             ttft_s=fmean(self._ttft) if self._ttft else 0.0,
         )
         self._ttft.clear()
-        advice = advise({"both": seen}, self.goals)
-        self.advised += [(now, entry) for entry in advice]
-        return sum({"grow": 1, "shrink": -1}.get(entry.action, 0) for entry in advice)
+        advice = advise(seen, self.goals)
+        if advice is None:
+            return 0
+        self.advised.append((now, advice))
+        return advice.change
 
 
 class Cluster:

@@ -387,13 +387,13 @@ class Rack:
 
     def advice(self) -> list[str]:
         self.adviser.sample()
-        return [str(advice) for advice in self.adviser.advise()]
+        return [str(advice) for advice in [self.adviser.advise()] if advice]
 
 
 def test_there_is_no_advice_for_an_idle_rack_or_without_samples() -> None:
     rack = Rack()
     assert rack.advice() == []
-    assert rack.adviser.advise() == []
+    assert rack.adviser.advise() is None
 
 
 def test_the_queue_is_averaged_over_the_interval() -> None:

@@ -70,7 +70,7 @@ EXPORTS: dict[str, str] = {
         "Advice BlockHasher BusyThresholds Candidate Candidates Choice Constraints CostEstimator "
         "Decision Era Estimate Estimator FindMatches Goals Load LoadTracker Matches "
         "LoadReport ORDERS Overlap POLICIES Policy Prompt Query RULES "
-        "Role Router RouterQueue FairQueue Seen Tokens Worker WorkerMetrics advise costs "
+        "Router RouterQueue FairQueue Seen Tokens Worker WorkerMetrics advise costs "
         "make_policy model_costs ModelCosts salt_seed unsigned Cleared Indexer Removed "
         "RouterEvent Stored Tier "
         "ApproximateIndexer PredictiveIndexer Subscription WireDecoder hash_blocks_by "

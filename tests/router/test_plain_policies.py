@@ -65,7 +65,6 @@ def cases(draw: st.DrawFn) -> tuple[Query, list[Candidate]]:
             load,
             Overlap(draw(blocks), draw(blocks), draw(blocks), draw(blocks)),
             draw(st.integers(0, len(hashes))),
-            draw(st.sampled_from([0.0, 0.0, 0.5, -1.0])),
             draw(st.floats(0, 100)),
         )
         for number, load in enumerate(draw(st.lists(LOADS, min_size=1, max_size=6)))

@@ -143,11 +143,11 @@ ISL_64 = Query(isl=64, block_size=16)
 
 def candidate(
     number: int = 0, held: int = 0, *, new: int = 0, alone: float = 0.0, at: Overlap | None = None,
-    taint: float = 0.0, **load: float,
+    **load: float,
 ) -> Candidate:  # fmt: skip
     """Make a worker whose device holds ``held`` blocks of the prompt, or with that overlap."""
     state = Load(**load)  # type: ignore[arg-type]
-    return Candidate(Worker(number), state, at or Overlap(device=held), new, taint, alone)
+    return Candidate(Worker(number), state, at or Overlap(device=held), new, alone)
 
 
 def candidates(*tokens: int) -> list[Candidate]:
@@ -224,7 +224,6 @@ CREDITED = [candidate(0, 4, active_decode_blocks=5), candidate(1)]
         # 4 blocks, less 1.5 for the host's and 0.5 for the disk's
         (ISL_64, [candidate(at=Overlap(device=0, host=2, disk=2))], {}, [2]),
         # 4, by exp(-tanh(1)) = 0.4669
-        (ISL_64, [candidate(taint=1.0)], {}, [1.8677]),
     ],
 )
 def test_the_cost_of_linear_follows_its_formula(

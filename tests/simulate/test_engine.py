@@ -272,9 +272,9 @@ def test_the_planner_gets_all_active_workers() -> None:
     assert planning.look(30.0, [engine(4), engine(2)]) == 0
     assert planning.look(60.0, [engine(4), engine(3)]) == 1
     assert planning.look(90.0, [engine(0, 0.9), engine(1, 0.0)]) == -1
-    assert [(now, advice.action) for now, advice in planning.advised] == [
-        (60.0, "grow"),
-        (90.0, "shrink"),
+    assert [(now, advice.change) for now, advice in planning.advised] == [
+        (60.0, 1),
+        (90.0, -1),
     ]
 
 

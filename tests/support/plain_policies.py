@@ -181,8 +181,6 @@ def linear(policy: Any, query: Query, candidates: Sequence[Candidate], random: R
         else:
             cost = policy.prefill_scale * prefill(policy, query, candidate, credited) + decode
         cost += policy.request_cost * candidate.load.active_requests
-        if candidate.taint_weight:
-            cost *= math.exp(-math.tanh(candidate.taint_weight))
         costs.append(cost)
     return draw(costs, policy.temperature, random), costs, None
 

@@ -157,9 +157,8 @@ class _PrefillCost(SeededPolicy):
 
 @dataclasses.dataclass(kw_only=True)
 class Linear(_PrefillCost):
-    """E3, current Dynamo's cost = s * prefill + decode blocks + a * requests, lowered by preferred
-    taints. Without tracked prefills (a decode router) the credit is subtracted from the decode
-    blocks instead.
+    """E3, current Dynamo's cost = s * prefill + decode blocks + a * requests. Without tracked
+    prefills (a decode router) the credit is subtracted from the decode blocks instead.
     """
 
     prefill_scale: float = setting(1.0, "The weight of prefills relative to decode blocks.")  # s
@@ -191,9 +190,6 @@ class Linear(_PrefillCost):
             costs = [scale * p + d for p, d in zip(prefills, decodes, strict=True)]
         for index, requests in enumerate(rows.counts("active_requests")):
             costs[index] += self.request_cost * requests
-        for index, weight in enumerate(rows.amounts("taint_weight")):
-            if weight:
-                costs[index] *= math.exp(-math.tanh(weight))
         return costs
 
 
