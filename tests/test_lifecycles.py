@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.commands import captured
 from support.emulation import long
 from support.lifecycle_process import PHASES
 from support.lifecycle_scenes import ELSEWHERE, MAKERS, closable
@@ -26,13 +26,10 @@ from support.lifecycle_scenes import ELSEWHERE, MAKERS, closable
 )
 def test_every_closable_object_can_be_closed_before_its_users(shm: Path, phase: str) -> None:
     script = Path(__file__).with_name("support") / "lifecycle_process.py"
-    ended = subprocess.run(
+    ended = captured(
         [sys.executable, script, shm, phase],
         env={**os.environ, "XDG_RUNTIME_DIR": str(shm)},
-        capture_output=True,
-        text=True,
         timeout=300,
-        check=False,
     )
     found = [json.loads(line) for line in ended.stdout.splitlines()]
     wrong = {each["name"]: each["wrong"] for each in found if each["wrong"]}

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from repo.test_tidy import ROOT, tracked
+from support.commands import captured
 from support.emulation import long
 from support.virtual_clock import Clock
 
@@ -67,13 +68,10 @@ def test_a_failure_before_an_interruption_counts(first: str, status: int, tmp_pa
     """``scripts/check`` interrupts long steps, and treats status 1 as a failure."""
     tests = tmp_path / "test_it.py"
     tests.write_text(f"def test_a(): {first}\ndef test_b(): raise KeyboardInterrupt\n")
-    ended = subprocess.run(
+    ended = captured(
         [sys.executable, "-m", "pytest", "-p", "conftest", "--rootdir", tmp_path, tests],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT / "tests")},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert ended.returncode == status, ended.stdout
 

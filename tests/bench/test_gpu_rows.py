@@ -35,6 +35,7 @@ from beluga_bench.harness.options import Options
 from beluga_bench.harness.recorded import read_record
 from beluga_bench.harness.region import region_of
 from beluga_bench.harness.row import Recorder, Row
+from support.commands import captured
 
 from beluga.errors import EngineUnavailableError
 from beluga.pool import Pool
@@ -257,9 +258,7 @@ def test_rows_are_kept_when_a_stage_fails(
 def test_the_script_reports_missing_tools(given: list[str], status: int, words: str) -> None:
     if status == 77 and shutil.which("nvidia-smi"):
         pytest.skip("there is an NVIDIA driver here")
-    ended = subprocess.run(
-        [ROOT / "scripts" / "gpu", *given], capture_output=True, text=True, check=False, timeout=60
-    )
+    ended = captured([ROOT / "scripts" / "gpu", *given], timeout=60)
     assert ended.returncode == status
     assert len(ended.stderr.splitlines()) == 1
     assert words in ended.stderr

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.commands import captured
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -75,12 +76,7 @@ def test_nothing_is_written_to_a_full_disk(run: Run, pool: list[str], tmp_path: 
     for before in (None, b"what was there"):
         if before is not None:
             target.write_bytes(before)
-        ended = subprocess.run(
-            [sys.executable, "-c", code, "get", "key", target, *pool],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        ended = captured([sys.executable, "-c", code, "get", "key", target, *pool])
         assert ended.returncode == 1
         assert ended.stderr == f"beluga: error: {target}: File too large\n"
         left = [path.read_bytes() for path in target.parent.iterdir()]
@@ -147,13 +143,7 @@ def test_an_endless_input_is_read_up_to_the_limit(pool: list[str], source: str) 
         "main()"
     )
     with Path("/dev/zero").open("rb") as endless:
-        ended = subprocess.run(
-            [sys.executable, "-c", code, "put", "key", source, *pool],
-            stdin=endless,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        ended = captured([sys.executable, "-c", code, "put", "key", source, *pool], stdin=endless)
     assert ended.returncode == 1
     refusal = rf"{source} has more than \d+ bytes, the limit for a block of this pool"
     assert re.fullmatch(rf"beluga: error: {refusal}\n", ended.stderr)

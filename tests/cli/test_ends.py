@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 import pytest
+from support.commands import captured
 from support.emulation import PATIENCE, long
 from support.leftovers import SHM
 
@@ -287,13 +288,7 @@ PREFILL = ["prefill-worker", "--engine", "http://127.0.0.1:1", "--queue", "pool"
 def beluga(*arguments: str, without: str | None = None) -> subprocess.CompletedProcess[str]:
     lacks = f"sys.modules[{without!r}] = None\n" if without else ""
     code = BEGUN + lacks + "from beluga.cli.main import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return captured([sys.executable, "-c", code, *arguments], cwd=ROOT)
 
 
 @pytest.mark.parametrize(
@@ -322,13 +317,7 @@ def test_closed_streams_cause_no_failure(pool: list[str], closed: str) -> None:
     """The next file that is opened must not get a stream's number, or it would be written to."""
     code = "from beluga.cli.main import main; main()"
     command = f'exec "$0" -c "$1" pool info --json {" ".join(pool)} {closed}'
-    ended = subprocess.run(
-        ["/bin/sh", "-c", command, sys.executable, code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = captured(["/bin/sh", "-c", command, sys.executable, code], cwd=ROOT)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert (
         subprocess.run(

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from support.commands import captured
 from support.prometheus_lint import complaints
 
 from beluga import Client, KVCache, Pool
@@ -132,13 +133,7 @@ def test_other_modules_in_the_handlers_folder_are_not_imported(
         "raise SystemExit('a file of the current folder was imported')"
     )
     code = "from beluga.cli.main import cxl_rpc; cxl_rpc()"
-    ended = subprocess.run(
-        [sys.executable, "-I", "-c", code, "serve", "jobs:nothing", *pool],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = captured([sys.executable, "-I", "-c", code, "serve", "jobs:nothing", *pool], cwd=folder)
     assert "jobs:nothing is 3" in ended.stderr
 
 

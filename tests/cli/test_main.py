@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.commands import captured
 from support.emulation import long
 from support.leftovers import leftovers
 
@@ -26,9 +27,7 @@ WITHOUT = "import sys; sys.modules[{name!r}] = None; "
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    return captured([sys.executable, "-c", code], cwd=ROOT)
 
 
 @pytest.mark.parametrize("name", ["click", "rich", "msgspec"])
@@ -59,9 +58,7 @@ def test_a_lack_of_memory_is_one_line(pool: list[str]) -> None:
 
 def test_a_pipe_closed_during_output_causes_no_traceback(pool: list[str]) -> None:
     command = f"{sys.executable} -m beluga.cli.main pool info {' '.join(pool)} | true"
-    ended = subprocess.run(
-        ["/bin/sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    ended = captured(["/bin/sh", "-c", command], cwd=ROOT)
     assert "Traceback" not in ended.stderr
 
 
@@ -75,13 +72,8 @@ def test_dash_h_shows_help(run: Run, command: list[str]) -> None:
 
 def completed(environment: dict[str, str], *words: str) -> str:
     """Return what the program prints for a shell's completion in these variables."""
-    return subprocess.run(
-        [sys.executable, "-m", "beluga.cli.main", *words],
-        cwd=ROOT,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
+    return captured(
+        [sys.executable, "-m", "beluga.cli.main", *words], cwd=ROOT, env=os.environ | environment
     ).stdout
 
 
@@ -181,15 +173,8 @@ def test_the_shell_block_works_when_pasted(pasted: dict[str, str], tmp_path: Pat
     lines = block_with("serve --detach", "shell").splitlines()
     first = next(at for at, line in enumerate(lines) if line.startswith("beluga mount"))
     assert [line.split()[0] for line in lines[:first]] == ["python3", "pip"]
-    ended = subprocess.run(
-        ["/bin/sh", "-e"],
-        input="\n".join(lines[first:]),
-        cwd=tmp_path,
-        env=pasted,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
+    ended = captured(
+        ["/bin/sh", "-e"], input="\n".join(lines[first:]), cwd=tmp_path, env=pasted, timeout=120
     )
     assert ended.returncode == 0, ended.stderr
     assert "forty-two\n" in ended.stdout

@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.commands import captured
 from support.denied import CALLS
 from support.emulation import long
 
@@ -160,14 +161,7 @@ def folder(tmp_path: Path) -> Path:
 
 def check(folder: Path, *words: str | Path) -> None:
     environment = os.environ | {"XDG_STATE_HOME": str(folder / "state"), "COLUMNS": "200"}
-    ended = subprocess.run(
-        list(map(str, words)),
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = captured(list(map(str, words)), cwd=folder, env=environment)
     mark = folder / "imported"
     assert not mark.exists(), f"imported from the current folder: {mark.read_text()}"
     assert ended.returncode == 0, ended.stderr

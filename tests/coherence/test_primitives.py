@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paths import CRC_PATHS
+from support.commands import captured
 
 from beluga import coherence
 from beluga._ffi import lib
@@ -137,13 +138,7 @@ def test_a_buffer_that_is_not_contiguous_bytes_is_rejected() -> None:
 
 
 def run_python(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return captured([sys.executable, "-c", program], env={**os.environ, **environment})
 
 
 @pytest.mark.parametrize("isa", ["sse2", "avx2", "avx512", "movdir64b", "neon", "stnp"])

@@ -22,6 +22,7 @@ import faulting
 import pytest
 from support import roles
 from support.blocks import eventually, keys, states
+from support.commands import captured
 from support.emulation import EMULATED, PATIENCE, long
 from support.role import Process, lines, reply
 
@@ -253,7 +254,7 @@ def made_paths(paths: list[Path]) -> list[Path]:
 
 
 def run(code: str, made_paths: list[Path], *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return captured(
         [
             sys.executable,
             *options,
@@ -261,10 +262,7 @@ def run(code: str, made_paths: list[Path], *options: str) -> subprocess.Complete
             COMMON + code + f"\nprint('{ALIVE}')",
             *map(str, made_paths),
         ],
-        capture_output=True,
-        text=True,
         timeout=120 * PATIENCE,
-        check=False,
     )
 
 
@@ -347,13 +345,7 @@ def test_every_function_with_a_pool_parameter_is_covered() -> None:
 
 
 def test_a_failed_device_is_an_error_of_every_function(shm: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, faulting.__file__, str(shm)],
-        capture_output=True,
-        text=True,
-        timeout=120 * PATIENCE,
-        check=False,
-    )
+    ended = captured([sys.executable, faulting.__file__, str(shm)], timeout=120 * PATIENCE)
     lines = [json.loads(line) for line in ended.stdout.splitlines()]
     assert ended.returncode == 0, (lines[-1:], ended.stderr[-2000:])
     statuses = {line["name"]: line["status"] for line in lines if "name" in line}
@@ -636,13 +628,10 @@ def run_full(code: str, tmp_path: Path) -> None:
     enter = ["unshare", "--mount", "--propagation", "private", *user]
     mount = f'mount -t tmpfs -o size=100m none {tmp_path} || exit 99; exec "$@"'
     program = [sys.executable, "-c", f"{FULL_COMMON}{code}\nprint('{ALIVE}')", str(tmp_path)]
-    ended = subprocess.run(
+    ended = captured(
         [*enter, "sh", "-c", mount, "sh", *program],
-        capture_output=True,
-        text=True,
         timeout=120 * PATIENCE,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
-        check=False,
     )
     if ended.returncode == 99 or "unshare" in ended.stderr:
         pytest.skip(f"no mount namespace: {ended.stderr.strip()}")

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from support import role, roles
 from support.blocks import BLOCK_WORDS, CHAIN, content, eventually, keys
+from support.commands import captured
 from support.emulation import PATIENCE, long
 from support.role import Process, reply
 
@@ -297,9 +298,7 @@ LOOP = Path(__file__).with_name("killloop.py")
 
 def loop(rounds: int, seed: int, *more: str) -> dict[str, Any]:
     command = [sys.executable, str(LOOP), "--json", f"--rounds={rounds}", f"--seed={seed}", *more]
-    process = subprocess.run(
-        command, capture_output=True, text=True, timeout=280 * PATIENCE, check=False
-    )
+    process = captured(command, timeout=280 * PATIENCE)
     assert process.stdout, process.stderr
     message: dict[str, Any] = json.loads(process.stdout)
     assert message["errors"] == []

@@ -20,6 +20,8 @@ import sysconfig
 import time
 from pathlib import Path
 
+from support.commands import captured
+
 SOURCES = Path(__file__).resolve().parents[2]
 UNITS = SOURCES / "docs/deploy/systemd"
 SYSTEMD = Path("/lib/systemd/systemd")
@@ -152,13 +154,7 @@ class Booted:
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command inside, as root."""
         enter = ["nsenter", "--target", str(self.pid), "--all"]
-        return subprocess.run(
-            [*enter, "sh", "-c", 'cd / && exec "$@"', "sh", *command],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return captured([*enter, "sh", "-c", 'cd / && exec "$@"', "sh", *command], timeout=60)
 
     def python(self, code: str) -> subprocess.CompletedProcess[str]:
         """Run Python inside, as root."""

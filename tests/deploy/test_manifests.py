@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from command_lines import check_command, check_plugin
 from support.blocks import eventually
+from support.commands import captured
 
 import beluga
 from beluga.pool import Pool
@@ -99,13 +100,10 @@ def run_script(script: str, tmp_path: Path, *, number: str | None) -> list[list[
         "NODE_NAME": "node-a",
         "NAMESPACE": "beluga",
     }
-    ended = subprocess.run(
+    ended = captured(
         ["/bin/sh", "-euc", script.replace("/etc/beluga/hosts", str(hosts))],
         env=environment,
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
     )
     assert (ended.returncode == 0) == (number is not None or "hosts" not in script), ended.stderr
     if ended.returncode:

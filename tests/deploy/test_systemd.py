@@ -17,6 +17,7 @@ import pytest
 from booted import SOURCES, UNITS, Booted, CannotBootError, why_not
 from command_lines import check_command
 from support.blocks import eventually
+from support.commands import captured
 
 SERVICES = sorted(UNITS.glob("*.service"))
 PROGRAM = "/opt/beluga/bin/beluga"
@@ -62,13 +63,7 @@ def test_systemd_reports_no_error(tmp_path: Path) -> None:
     for unit in tmp_path.glob("*.service"):  # systemd-analyze requires the program and the user
         unit.write_text(unit.read_text().replace(PROGRAM, "/bin/true"))
     command = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no"]
-    output = subprocess.run(
-        [*command, *map(str, sorted(tmp_path.glob("*.service")))],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    output = captured([*command, *map(str, sorted(tmp_path.glob("*.service")))], timeout=60)
     assert (output.returncode, output.stderr) == (0, "")
 
 

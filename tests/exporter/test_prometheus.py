@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.blocks import eventually
+from support.commands import captured
 
 from beluga import KVCache, Pool
 from beluga.errors import BelugaError
@@ -217,7 +218,7 @@ def serve(
 
 def test_promtool_accepts_the_rules(tools: tuple[str, str]) -> None:
     command = [tools[1], "check", "rules", str(MONITORING / "alerts.yml")]
-    checked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    checked = captured(command, timeout=120)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 

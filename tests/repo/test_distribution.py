@@ -10,13 +10,13 @@ import importlib.metadata
 import os
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tarfile
 from pathlib import Path
 
 import pytest
+from support.commands import captured
 from support.emulation import long
 from support.shown import blocks
 
@@ -49,7 +49,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in GENERATED:
         (copy / name).unlink(missing_ok=True)
     command = [sys.executable, "-c", BUILD]
-    made = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
+    made = captured(command, cwd=copy)
     assert made.returncode == 0, made.stderr
     return copy / "made" / made.stdout.split()[-1]
 
@@ -85,7 +85,7 @@ def test_an_installation_has_what_the_packages_need(tmp_path: Path) -> None:
     pytest.importorskip("setuptools")
     build = [sys.executable, "setup.py", "-q", "egg_info", "-e", tmp_path]
     build += ["build_py", "-d", tmp_path / "installed"]
-    made = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    made = captured(build, cwd=ROOT)
     assert made.returncode == 0, made.stderr
     installed = {
         str(path.relative_to(tmp_path / "installed"))
@@ -143,7 +143,7 @@ def test_the_commands_print_the_version(name: str) -> None:
     program = Path(sys.executable).with_name(name)
     if not program.exists():
         pytest.skip(f"{name} is not installed beside {sys.executable}")
-    output = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    output = captured([program, "--version"])
     assert (output.returncode, output.stdout) == (0, f"beluga-kv {beluga.__version__}\n")
 
 
@@ -202,13 +202,10 @@ def installed(tmp_path: Path) -> Path:
 def python(checkout: Path, *arguments: str, path: tuple[Path, ...] = ()) -> tuple[int, str, str]:
     """Run in the checkout, without the editable installation of the tests."""
     places = [*map(str, path), *dict.fromkeys(PACKAGES)]
-    done = subprocess.run(
+    done = captured(
         [sys.executable, "-S", *arguments],
         cwd=checkout,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(places)},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     return done.returncode, done.stdout.strip(), done.stderr.strip()
 

@@ -13,7 +13,6 @@ import importlib.util
 import json
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import gen_tables
 import pytest
 from beluga_bench.harness.recorded import read_record
+from support.commands import captured
 from support.shown import DOCUMENTS, PAGES, ROOT, blocks, commands, name_of, spans
 
 import beluga
@@ -200,7 +200,7 @@ def test_relative_links_resolve(path: Path) -> None:
 )
 def test_generated_documents_are_fresh(script: str) -> None:
     command = [sys.executable, str(ROOT / "scripts/dev" / script), "--check"]
-    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    checked = captured(command)
     assert (checked.returncode, checked.stderr) == (0, "")
 
 

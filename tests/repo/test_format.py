@@ -7,12 +7,12 @@ FORMAT.md.
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from cffi import FFI
+from support.commands import captured
 
 from beluga import _build
 from beluga._ffi import ffi, lib
@@ -95,7 +95,7 @@ def test_the_format_hash_covers_fields_and_not_comments(monkeypatch: pytest.Monk
 
 def test_format_md_is_fresh() -> None:
     command = [sys.executable, str(ROOT / "scripts/dev/gen_format_doc.py"), "--check"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = captured(command)
     assert result.returncode == 0, result.stderr
 
 

@@ -12,7 +12,6 @@ import inspect
 import os
 import pickle
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 from docs_pages import INTERNAL
+from support.commands import captured
 from support.shown import PAGES, ROOT, blocks
 from test_exports import EXPORTS
 from test_shown import GIVEN
@@ -136,7 +136,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     file = tmp_path_factory.mktemp("typing") / "checked.py"
     file.write_text("\n".join([*head, *lines]) + "\n")
     command = [sys.executable, "-m", "mypy", "--no-error-summary", "--hide-error-context", file]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    run = captured(command, cwd=ROOT)
     found = dict.fromkeys(lines, "")
     for line in run.stdout.splitlines():
         where, _, text = line.partition(": ")
@@ -151,7 +151,7 @@ def test_a_program_outside_the_checkout_sees_the_types(tmp_path: Path) -> None:
     file = tmp_path / "program.py"
     file.write_text("import beluga\n\nreveal_type(beluga.Pool.open)\n")
     command = [sys.executable, "-m", "mypy", "--no-error-summary", "--strict", file]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    run = captured(command, cwd=tmp_path)
     assert "-> beluga.pool.pool.Pool" in run.stdout, run.stdout
     assert "error" not in run.stdout
 
@@ -278,13 +278,10 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> str:
         "[mypy]\nstrict = true\nfollow_imports = silent\n"
         "[mypy-torch]\nignore_missing_imports = true\n"  # torch is optional
     )
-    ended = subprocess.run(
+    ended = captured(
         [sys.executable, "-m", "mypy", "--no-error-summary", "."],
         cwd=folder,
         env={**os.environ, "MYPYPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert len(list(Path(folder).glob("*.py"))) > 15
     return ended.stdout + ended.stderr
@@ -486,7 +483,7 @@ def test_an_unstarted_server_is_reported(shm: Path) -> None:
 @pytest.mark.parametrize("arguments", [["--help"], ["size", "--help"], ["--version"]])
 def test_the_package_runs_as_a_module(arguments: list[str]) -> None:
     as_module = [sys.executable, "-m", "beluga", *arguments]
-    ran = subprocess.run(as_module, capture_output=True, text=True, check=False)
+    ran = captured(as_module)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "beluga" in ran.stdout
 
@@ -523,13 +520,7 @@ def test_a_server_with_patched_threading_raises(shm: Path, library: str, patch: 
         "        with IndexServer(pool): pass\n"
         "    except GreenThreadsError as error: print('refused', error)\n"
     )
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ran = captured([sys.executable, "-W", "ignore", "-c", program], timeout=60)
     assert ran.stdout.startswith(f"refused {library.partition('.')[0]}"), ran.stderr
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import platform
 import re
-import subprocess
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -28,6 +27,7 @@ from support.c_references import (
     circles,
     compiled,
 )
+from support.commands import captured
 
 from beluga._build import CORE_HEADERS, DSA_HEADERS
 
@@ -291,9 +291,7 @@ def test_every_file_includes_what_it_uses(flag: str) -> None:
             f"-I{TESTS}",
         ]
         text = f'{first}#include "{name}"\n'
-        done = subprocess.run(
-            [*command, "-"], input=text, capture_output=True, text=True, check=False
-        )
+        done = captured([*command, "-"], input=text)
         if done.returncode:
             wrong.append(next(line for line in done.stderr.splitlines() if "error" in line))
     assert wrong == []

@@ -17,6 +17,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from support.commands import captured
 
 # ---- ``scripts/check`` with stand-ins for its commands: what it runs and prints, and its exit
 # status. Also that ``scripts/ci/test-aarch64`` runs every test, or omits it with a reason; that
@@ -53,9 +54,7 @@ def check(tree: Path, *arguments: str, budget_s: int = 3900) -> tuple[int, list[
     script = tree / "scripts/check"
     text = re.sub(r"budget_s=\d+", f"budget_s={budget_s}", script.read_text())
     script.write_text(text)
-    ended = subprocess.run(
-        [script, *arguments], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
+    ended = captured([script, *arguments], stdin=subprocess.DEVNULL)
     return ended.returncode, ended.stdout.splitlines()
 
 
@@ -141,13 +140,10 @@ def test_a_script_with_help_prints_help_and_does_nothing_else(sources: Path, opt
     for script in SCRIPTS:
         python = script.suffix == ".py"
         command = [sys.executable] if python else [programs / "bash"]
-        ended = subprocess.run(
+        ended = captured(
             [*command, sources / script.relative_to(ROOT), option],
             cwd=sources,
             env={"PATH": str(programs), "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
         )
         assert (ended.returncode, ended.stderr) == (0, ""), script.name
         name = "usage" if python else script.name
@@ -252,9 +248,7 @@ def test_the_tests_that_a_script_names_exist(script: Path) -> None:
 def test_every_fuzz_target_compiles(target: Path) -> None:
     """scripts/fuzz needs clang, and stops at the first target that does not compile."""
     flags = ["-std=gnu11", "-fsyntax-only", "-w", "-DBL_FORMAT_HASH=1", f"-I{ROOT / 'csrc'}"]
-    ended = subprocess.run(
-        [shutil.which("cc") or "cc", *flags, target], capture_output=True, text=True, check=False
-    )
+    ended = captured([shutil.which("cc") or "cc", *flags, target])
     assert ended.returncode == 0, ended.stderr
 
 
@@ -384,7 +378,7 @@ def site_tree(tmp_path: Path) -> Path:
 
 
 def build(site_tree: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([site_tree / "scripts/docs"], capture_output=True, text=True, check=False)
+    return captured([site_tree / "scripts/docs"])
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from support.commands import captured
 from support.shown import PAGES, Block, Shown, blocks, commands, name_of, outline
 
 from beluga.pool import scratch_folder
@@ -80,15 +81,7 @@ class Session:
         return self._run([sys.executable, "-c", text.replace("/dev/shm", str(self.folder))])
 
     def _run(self, command: list[str]) -> str:
-        ended = subprocess.run(
-            command,
-            cwd=self.folder,
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+        ended = captured(command, cwd=self.folder, env=self._environment, timeout=TIMEOUT_S)
         assert ended.returncode == 0, f"{command[-1]}\n{ended.stderr}"
         return ended.stdout or ended.stderr
 

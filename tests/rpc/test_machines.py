@@ -18,6 +18,7 @@ import pytest
 from other_machine import Elsewhere, OtherMachine, beating, rewrite, serve_as, session_offset
 from support import roles
 from support.blocks import eventually, keys
+from support.commands import captured
 from support.elsewhere import imitate
 from support.emulation import PATIENCE, long
 from support.forge import LINE, read, sealed, write
@@ -354,13 +355,7 @@ class AnotherMachine:
         return ended.returncode, (ended.stderr.splitlines() or [""])[-1]
 
     def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*self._as_another, *command],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120 * PATIENCE,
-        )
+        return captured([*self._as_another, *command], timeout=120 * PATIENCE)
 
 
 @OURS

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from remote_stores import blocks, same
 from support.blocks import eventually
+from support.commands import captured
 
 from beluga.metrics import REGISTRY
 from beluga.tiers.remote import RemoteSettings, RemoteTier, open_remote
@@ -73,7 +74,7 @@ def owns(log: Path) -> bool:
 
 
 def saved_by_another() -> int:
-    ran = subprocess.run([sys.executable, "-c", SAVER], capture_output=True, text=True, check=False)
+    ran = captured([sys.executable, "-c", SAVER])
     assert ran.returncode == -signal.SIGKILL, ran.stderr
     return int(next(line for line in ran.stdout.splitlines() if line.isdecimal()))
 

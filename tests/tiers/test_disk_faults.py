@@ -8,7 +8,6 @@ import contextlib
 import errno
 import logging
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.blocks import eventually
+from support.commands import captured
 from support.disk_faults import (
     SIZE,
     FaultyDisk,
@@ -448,13 +448,7 @@ def test_invalid_arguments_are_rejected(tmp_path: Path) -> None:
 
 def test_the_path_of_a_living_process_is_refused_with_its_number(disk: FaultyDisk) -> None:
     code = f"from beluga.tiers.disk import DiskTier; DiskTier({str(disk.path)!r}, {SIZE})"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60 * PATIENCE,
-    )
+    done = captured([sys.executable, "-c", code], timeout=60 * PATIENCE)
     assert f"is in use by process {os.getpid()}; give each server" in done.stderr
 
 

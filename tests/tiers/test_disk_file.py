@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.blocks import eventually
+from support.commands import captured
 from support.disk_tiers import MIB, is_block, keys_of, payload_of, records_of
 
 from beluga import IndexServer, KVCache, Pool
@@ -152,7 +153,7 @@ def device(tmp_path: Path) -> Iterator[Path]:
     image.touch()
     os.truncate(image, 64 * MIB)
     command = [losetup, "--find", "--show", str(image)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = captured(command)
     if done.returncode:
         pytest.skip(f"no loop device: {done.stderr.strip()}")
     path = Path(done.stdout.strip())

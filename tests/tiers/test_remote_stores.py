@@ -39,6 +39,7 @@ from remote_stores import (
 )
 from support import role
 from support.blocks import eventually
+from support.commands import captured
 from support.forks import in_child
 from support.role import Process
 
@@ -1018,13 +1019,10 @@ def test_two_racks_share_a_mooncake_store_that_stops_and_dies(tmp_path: Path) ->
     if setup.returncode:
         pytest.skip("Mooncake Store cannot be installed here")
     packages = Path(setup.stdout.strip())
-    ran = subprocess.run(
+    ran = captured(
         [*unshare, sys.executable, FOLDER / "mooncake_scene.py", tmp_path, packages / "bin"],
         env={**os.environ, "PYTHONPATH": f"{FOLDER}:{FOLDER.parent}:{packages}"},
-        capture_output=True,
-        text=True,
         timeout=250,
-        check=False,
     )
     lines = [line for line in ran.stdout.splitlines() if line.startswith("seen ")]
     assert lines, ran.stderr[-5000:]
