@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
 from pathlib import Path
 
@@ -88,6 +88,37 @@ def over_tcp(admin: Admin, method: str = "GET", path: str = "/echo", **headers: 
         return connection.getresponse().status
     finally:
         connection.close()
+
+
+@contextmanager
+def connected(folder: Path, request: str = "") -> Iterator[socket.socket]:
+    """A connection to the socket of an endpoint, over which a request was sent."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(30)
+        peer.connect(str(folder / "admin.sock"))
+        if request:
+            peer.sendall(f"{request} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        yield peer
+
+
+class Hang:
+    """The route /hang, which waits until the test goes on."""
+
+    def __init__(self) -> None:
+        self.inside, self.going_on = threading.Semaphore(0), threading.Event()
+
+    def __call__(self, _: AdminRequest) -> AdminResponse:
+        self.inside.release()
+        self.going_on.wait()
+        return AdminResponse(b"done")
+
+
+@pytest.fixture
+def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
+    hang = Hang()
+    monkeypatch.setitem(ROUTES, ("GET", "/hang"), hang)
+    yield hang
+    hang.going_on.set()
 
 
 def test_the_socket_answers_reads_and_changes(make: Make, tmp_path: Path) -> None:
@@ -167,9 +198,7 @@ def test_bodies_that_cannot_be_read_are_refused(
     make: Make, tmp_path: Path, headers: str, status: HTTPStatus
 ) -> None:
     make().claim()
-    with socket.socket(socket.AF_UNIX) as peer:
-        peer.settimeout(30)
-        peer.connect(str(tmp_path / "admin.sock"))
+    with connected(tmp_path) as peer:
         peer.sendall(f"POST /echo HTTP/1.1\r\nHost: x\r\n{headers}\r\n\r\n".encode())
         assert peer.recv(100).split()[1] == str(int(status)).encode()
 
@@ -194,47 +223,26 @@ def test_an_endpoint_that_cannot_run_refuses_clients_and_ends(
 
 def test_a_new_connection_replaces_the_slowest_one(make: Make, tmp_path: Path) -> None:
     make().claim()
-    peers = [socket.socket(socket.AF_UNIX) for _ in range(70)]
-    try:
-        for peer in peers:
-            peer.settimeout(30)
-            peer.connect(str(tmp_path / "admin.sock"))
-        assert peers[0].recv(1) == b""
-        peers[-1].sendall(b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert peers[-1].recv(100).startswith(b"HTTP/1.1 200 ")
-    finally:
-        for peer in peers:
-            peer.close()
+    with ExitStack() as stack:
+        slowest, *_ = [stack.enter_context(connected(tmp_path)) for _ in range(69)]
+        last = stack.enter_context(connected(tmp_path))
+        assert slowest.recv(1) == b""
+        last.sendall(b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert last.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_client_waiting_for_its_response_stays_connected(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, tmp_path: Path, hang: Hang
 ) -> None:
-    inside, going_on = threading.Event(), threading.Event()
-
-    def hang(_: AdminRequest) -> AdminResponse:
-        inside.set()
-        going_on.wait()
-        return AdminResponse(b"done")
-
-    monkeypatch.setitem(ROUTES, ("GET", "/hang"), hang)
     make().claim()
     with ExitStack() as stack:
-        stack.callback(going_on.set)
-
-        def connected() -> socket.socket:
-            peer = stack.enter_context(socket.socket(socket.AF_UNIX))
-            peer.settimeout(30)
-            peer.connect(str(tmp_path / "admin.sock"))
-            return peer
-
-        first = connected()
-        first.sendall(b"GET /hang HTTP/1.1\r\nHost: x\r\n\r\n")
-        inside.wait()
-        silent = [connected() for _ in range(server._CONNECTIONS_MAX + 5)]
+        first = stack.enter_context(connected(tmp_path, "GET /hang"))
+        hang.inside.acquire()
+        count = server._CONNECTIONS_MAX + 5
+        silent = [stack.enter_context(connected(tmp_path)) for _ in range(count)]
         # the slowest call comes first, although the other one was made earlier
         assert silent[0].recv(1) == b""
-        going_on.set()
+        hang.going_on.set()
         assert first.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
@@ -244,9 +252,7 @@ def test_a_connection_that_stalls_too_long_is_closed(
     monkeypatch.setattr(listening, "PATIENCE_S", 0.01)
     monkeypatch.setattr(listening, "_OVERDUE_LOOK_S", 0.01)
     make().claim()
-    with socket.socket(socket.AF_UNIX) as silent:
-        silent.settimeout(30)
-        silent.connect(str(tmp_path / "admin.sock"))
+    with connected(tmp_path) as silent:
         assert silent.recv(1) == b""
 
 
@@ -272,27 +278,19 @@ def test_the_body_of_a_rejected_request_is_not_parsed_as_a_request(make: Make) -
 
 
 def test_health_is_answered_while_routes_hang_and_others_are_refused(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch, hang: Hang
 ) -> None:
-    inside, going_on = threading.Semaphore(0), threading.Event()
-
-    def hang(_: AdminRequest) -> AdminResponse:
-        inside.release()
-        going_on.wait()
-        return AdminResponse(b"done")
-
-    monkeypatch.setitem(ROUTES, ("GET", "/hang"), hang)
     monkeypatch.setattr(server, "_TURN_S", 0.05)
     admin = make(address="0")
     with ThreadPoolExecutor(server._TURNS) as threads:
         hung = [threads.submit(over_tcp, admin, path="/hang") for _ in range(server._TURNS)]
         try:
             for _ in hung:
-                inside.acquire()
+                hang.inside.acquire()
             assert over_tcp(admin, path="/healthz") == HTTPStatus.OK
             assert over_tcp(admin) == HTTPStatus.SERVICE_UNAVAILABLE
         finally:
-            going_on.set()
+            hang.going_on.set()
         assert [future.result() for future in hung] == [HTTPStatus.OK] * len(hung)
     assert over_tcp(admin) == HTTPStatus.OK
 
@@ -363,10 +361,7 @@ def test_a_missing_directory_is_only_logged(
 def test_stopping_closes_connections(make: Make, tmp_path: Path) -> None:
     admin = make()
     admin.claim()
-    with socket.socket(socket.AF_UNIX) as peer:
-        peer.settimeout(30)
-        peer.connect(str(tmp_path / "admin.sock"))
-        peer.sendall(b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n")
+    with connected(tmp_path, "GET /echo") as peer:
         assert peer.recv(10000)
         admin.stop()
         assert peer.recv(1) == b""

@@ -325,38 +325,14 @@ def test_command_names_resolve_to_their_modules(program: Any) -> None:
 # Options of other programs that our texts name: engines, pip, docker, daxctl, accel-config, the
 # CUDA compiler.
 OF_OTHERS = {
-    "--kv-events-config",
-    "--max-num-batched-tokens",
-    "--enable-metrics",
-    "--enable-prefix-caching",
-    "--prefix-caching-hash-algo",
-    "--shm-size",
-    "--force-reinstall",
-    "--align",
-    "--mode",
-    "--type",
-    "--driver-name",
-    "--group-id",
-    "--wq-size",
-    "--threshold",
-    "--max-batch-size",
-    "--priority",
-    "--code-revision",
-    "--revision",
-    "--std",
+    *("--kv-events-config", "--max-num-batched-tokens", "--enable-metrics", "--shm-size"),
+    *("--enable-prefix-caching", "--prefix-caching-hash-algo", "--force-reinstall", "--align"),
+    *("--mode", "--type", "--driver-name", "--group-id", "--wq-size", "--threshold", "--std"),
+    *("--max-batch-size", "--priority", "--code-revision", "--revision"),
 }
-VERBS = {
-    "can",
-    "cannot",
-    "does",
-    "finds",
-    "for",
-    "has",
-    "knows",
-    "needs",
-    "serves",
-    "stores",
-}  # "beluga needs ..."
+VERBS = {  # "beluga needs ..."
+    *("can", "cannot", "does", "finds", "for", "has", "knows", "needs", "serves", "stores"),
+}
 GENERATED = {"_core.c", "html.py"}  # the last one has CSS, whose variables begin with --
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9](?!-)")
 # A command, its options and the values of these, up to the end of the quotation or of the part.

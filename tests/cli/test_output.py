@@ -25,16 +25,40 @@ from beluga.cli.app import app, cxl_rpc
 from beluga.cli.frame import Legend
 from beluga.errors import BelugaError, SettingsError
 
+Show = Callable[..., tuple[list[str], str]]
 
-def test_text_columns_are_left_aligned_and_numbers_right_aligned(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    legend = Legend(name="", figure="")
-    output.print_table(legend, [["a", 1], [None, 123456], ["long", None]], title="T")
-    lines = capsys.readouterr().out.splitlines()
+
+@pytest.fixture
+def show(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Show:
+    """Print a table on a terminal of that width, and return its lines and what is on stderr."""
+
+    def show(names: Any, rows: list[Any], width: int | None = None, **how: Any) -> Any:
+        if width:
+            monkeypatch.setenv("COLUMNS", str(width))
+        else:
+            monkeypatch.delenv("COLUMNS", raising=False)
+        output.print_table(Legend(dict.fromkeys(names, "")), rows, **how)
+        captured = capsys.readouterr()
+        return captured.out.splitlines(), captured.err
+
+    return show
+
+
+def cells_of(lines: list[str]) -> list[list[str]]:
+    return [line.replace("┃", " ").replace("│", " ").split() for line in lines if line[0] in "│┃"]
+
+
+def test_text_columns_are_left_aligned_and_numbers_right_aligned(show: Show) -> None:
+    rows = [["a", 1], [None, 123456], ["long", None], ["[bold]a[/bold] [x]", 2]]
+    lines, _ = show(["name", "figure"], rows, title="T")
     assert lines[0].startswith("T ")
     cells = [line.split("│")[1:3] for line in lines if line.startswith("│")]
-    assert cells == [[" a    ", "       1 "], [" -    ", " 123,456 "], [" long ", "       - "]]
+    assert [[name.rstrip(), figure] for name, figure in cells] == [
+        [" a", "       1 "],
+        [" -", " 123,456 "],
+        [" long", "       - "],
+        [" [bold]a[/bold] [x]", "       2 "],  # cells are not changed
+    ]
 
 
 @pytest.mark.parametrize(
@@ -56,79 +80,43 @@ def test_numbers_have_three_significant_digits(value: object, text: str) -> None
 
 
 @pytest.mark.parametrize("width", [40, 80])
-def test_a_table_fits_a_narrow_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    columns = Legend({f"column {number}": "" for number in range(9)})
-    output.print_table(columns, [[f"cell {row}.{at}" for at in range(9)] for row in range(2)])
-    lines = capsys.readouterr().out.splitlines()
+def test_a_table_fits_a_narrow_terminal(show: Show, width: int) -> None:
+    rows = [[f"cell {row}.{at}" for at in range(9)] for row in range(2)]
+    lines, _ = show([f"column {number}" for number in range(9)], rows, width)
     assert max(map(len, lines)) <= width
     cells = [line.split() for line in lines if line.startswith("│")]
     assert cells[10] == ["│", "column", "1", "│", "cell", "1.1", "│"]
 
 
-def lines_of_rows(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line[0] in "│┃"]
-
-
-def test_a_narrow_table_stays_one_table_and_leaves_out_spare_columns_in_order(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    legend = Legend(name="", first="", second="", third="")
+def test_a_narrow_table_stays_one_table_and_leaves_out_spare_columns_in_order(show: Show) -> None:
+    names = ["name", "first", "second", "third"]
     rows = [["a", 10_000_000, 20_000_000, 30_000_000], ["b", 1, 2, None]]
-    output.print_table(legend, rows, spare=("third", "first", "second"))
-    captured = capsys.readouterr()
-    assert [
-        line.replace("┃", " ").replace("│", " ").split() for line in lines_of_rows(captured.out)
-    ] == [
-        ["name", "first", "second"],
-        ["a", "10,000,000", "20,000,000"],
-        ["b", "1", "2"],
-    ]
-    assert captured.err == "not shown in 40 columns: third (--wide)\n"
-    assert max(map(len, captured.out.splitlines())) <= 40
-    output.print_table(legend, rows, spare=("third",), wide=True)
-    captured = capsys.readouterr()
-    assert "30,000,000" in captured.out and captured.err == ""
+    lines, errors = show(names, rows, 40, spare=("third", "first", "second"))
+    assert cells_of(lines) == [names[:3], ["a", "10,000,000", "20,000,000"], ["b", "1", "2"]]
+    assert errors == "not shown in 40 columns: third (--wide)\n"
+    assert max(map(len, lines)) <= 40
+    lines, errors = show(names, rows, 40, spare=("third",), wide=True)
+    assert "30,000,000" in "".join(lines) and errors == ""
 
 
-def test_long_text_is_folded_before_a_column_is_dropped(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    legend = Legend(case="", figure="")
-    output.print_table(legend, [["many words of a case " * 3, 12_345]], spare=("figure",))
-    captured = capsys.readouterr()
-    assert "12,345" in captured.out and captured.err == ""
-    assert max(map(len, captured.out.splitlines())) <= 40
+def test_long_text_is_folded_before_a_column_is_dropped(show: Show) -> None:
+    rows = [["many words of a case " * 3, 12_345]]
+    lines, errors = show(["case", "figure"], rows, 40, spare=("figure",))
+    assert "12,345" in "".join(lines) and errors == ""
+    assert max(map(len, lines)) <= 40
 
 
-def test_a_pipe_has_room_for_every_column(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    output.print_table(Legend({f"column {n}": "" for n in range(14)}), [["x" * 10] * 14])
-    assert max(map(len, capsys.readouterr().out.splitlines())) == 14 * 13 + 1
-    output.print_table(Legend(column=""), [["x" * 300]])
-    assert max(map(len, capsys.readouterr().out.splitlines())) == 200
+def test_a_pipe_has_room_for_every_column(show: Show) -> None:
+    lines, _ = show([f"column {n}" for n in range(14)], [["x" * 10] * 14])
+    assert max(map(len, lines)) == 14 * 13 + 1
+    lines, _ = show(["column"], [["x" * 300]])
+    assert max(map(len, lines)) == 200
 
 
-def test_a_table_may_have_some_columns_of_its_legend_and_no_others(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    legend = Legend(a="", b="", c="")
-    output.print_table(legend, [["x", "y"]], columns=["a", "c"])
-    assert [line.split() for line in capsys.readouterr().out.splitlines()][1] == [
-        "┃",
-        "a",
-        "┃",
-        "c",
-        "┃",
-    ]
+def test_a_table_may_have_some_columns_of_its_legend_and_no_others(show: Show) -> None:
+    assert cells_of(show("abc", [["x", "y"]], columns=["a", "c"])[0])[0] == ["a", "c"]
     with pytest.raises(KeyError, match="the legend lacks d"):
-        output.print_table(legend, [["x"]], columns=["d"])
+        show("abc", [["x"]], columns=["d"])
 
 
 def test_each_fact_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -359,8 +347,3 @@ def test_every_command_can_log_json(program: Any) -> None:
         if not any("--json" in param.opts for param in program.at(words).params)
     ]
     assert lacking == []
-
-
-def test_table_cells_are_not_changed(capsys: pytest.CaptureFixture[str]) -> None:
-    output.print_table(Legend(name=""), [["[bold]a[/bold] [x]"]])
-    assert "[bold]a[/bold] [x]" in capsys.readouterr().out

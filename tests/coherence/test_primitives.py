@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paths import CRC_PATHS
 from support.commands import captured
+from support.refusals import Refusal, refusals
 
 from beluga import coherence
 from beluga._ffi import lib
@@ -29,26 +30,13 @@ from beluga._ffi import lib
 PLAINEST = "stnp" if platform.machine() == "aarch64" else "sse2"
 
 AROUND_LINES = [
-    0,
-    1,
-    2,
-    15,
-    16,
-    63,
-    64,
-    65,
-    127,
-    128,
-    129,
-    191,
-    192,
-    255,
-    256,
-    257,
-    511,
-    4095,
-    4161,
+    *(0, 1, 2, 15, 16, 63, 64, 65, 127, 128, 129, 191, 192, 255, 256, 257, 511),
+    *(4095, 4161),
 ]
+# test_instructions.py has its addresses.
+needs_faults = pytest.mark.skipif(
+    platform.machine() == "aarch64", reason="qemu-user's dc touches no memory"
+)
 
 
 def page_aligned(size: int) -> np.ndarray:
@@ -117,24 +105,22 @@ def test_any_kind_of_mapping_works(tmp_path: Path) -> None:
         coherence.invalidate(mapping)
 
 
-def test_copy_refuses_a_target_of_another_size() -> None:
-    with pytest.raises(ValueError, match="the target has 4 bytes, the source 3"):
-        coherence.ntstore_copy(bytearray(4), b"abc")
+FROZEN = np.frombuffer(b"abc", np.uint8)
 
 
-def test_copy_refuses_a_read_only_target() -> None:
-    frozen = np.zeros(3, dtype=np.uint8)
-    frozen.flags.writeable = False
-    for target in (b"abc", frozen):
-        with pytest.raises(ValueError, match="the target is read-only"):
-            coherence.ntstore_copy(target, b"abc")
-
-
-def test_a_buffer_that_is_not_contiguous_bytes_is_rejected() -> None:
-    with pytest.raises(ValueError, match="the buffer is not contiguous"):
-        coherence.flush(np.zeros(8)[::2])
-    with pytest.raises(TypeError, match="the buffer is a list"):
-        coherence.flush([1, 2])  # type: ignore[arg-type]
+@refusals(
+    (
+        lambda: coherence.ntstore_copy(bytearray(4), b"abc"),
+        ValueError,
+        "the target has 4 bytes, the source 3",
+    ),
+    (lambda: coherence.ntstore_copy(b"abc", b"abc"), ValueError, "the target is read-only"),
+    (lambda: coherence.ntstore_copy(FROZEN, b"abc"), ValueError, "the target is read-only"),
+    (lambda: coherence.flush(np.zeros(8)[::2]), ValueError, "the buffer is not contiguous"),
+    (lambda: coherence.flush([1, 2]), TypeError, "the buffer is a list"),
+)
+def test_buffers_of_other_kinds_are_refused(refusal: Refusal) -> None:
+    refusal()
 
 
 def run_python(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -272,10 +258,7 @@ def fault_of(choice: str, offset: int, size: int, mask: int) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.skipif(
-    platform.machine() == "aarch64",
-    reason="qemu-user's dc touches no memory; test_instructions.py has its addresses",
-)
+@needs_faults
 @pytest.mark.parametrize("choice", ["bl_flush", "bl_drop"])
 @pytest.mark.parametrize("offset", [0, 64, 1000, 4095])
 def test_a_flush_faults_at_its_argument(flush_path: str, choice: str, offset: int) -> None:
@@ -283,19 +266,13 @@ def test_a_flush_faults_at_its_argument(flush_path: str, choice: str, offset: in
     assert fault // 64 == offset // 64
 
 
-@pytest.mark.skipif(
-    platform.machine() == "aarch64",
-    reason="qemu-user's dc touches no memory; test_instructions.py has its addresses",
-)
+@needs_faults
 @pytest.mark.parametrize("choice", ["bl_flush", "bl_drop"])
 def test_an_empty_flush_touches_no_line(flush_path: str, choice: str) -> None:
     assert fault_of(choice, 100, 0, lib.bl_cpu_features()) == "no fault"
 
 
-@pytest.mark.skipif(
-    platform.machine() == "aarch64",
-    reason="qemu-user's dc touches no memory; test_instructions.py has its addresses",
-)
+@needs_faults
 def test_copy_stores_at_the_given_address(copy_path: str) -> None:
     fault = int(fault_of("copy", 128, 64, lib.bl_cpu_features()))
     assert 128 <= fault < 192

@@ -43,20 +43,11 @@ FOLDERS = {
 OF_A_USER = re.compile(r"/dev/shm/beluga-(UID|N|links-|\{|[0-9]+/)")
 
 
+SUFFIXES = ".md .py .yaml .yml .tpl .txt .conf .env .rules .service"
+
+
 def texts() -> Iterator[tuple[Path, str]]:
-    suffixes = (
-        ".md",
-        ".py",
-        ".yaml",
-        ".yml",
-        ".tpl",
-        ".txt",
-        ".conf",
-        ".env",
-        ".rules",
-        ".service",
-    )
-    for path in tracked(*suffixes):
+    for path in tracked(*SUFFIXES.split()):
         if path.relative_to(ROOT).parts[0] in ("docs", "beluga", "scripts", "README.md"):
             yield path, path.read_text()
 

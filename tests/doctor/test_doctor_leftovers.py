@@ -52,6 +52,18 @@ def mapped(path: Path, *, device: int = 0, inode: int = 0) -> str:
     return f"7f00-7f01 rw-s 00000000 {numbers} {stat.st_ino + inode}   {path} (deleted)\n"
 
 
+def closed(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Make files that this user cannot open."""
+    opened = Path.open
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name in names:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+
+
 def test_doctor_reports_an_unused_pool_with_its_size(tmp_path: Path, paths: list[Path]) -> None:
     result = stale(tmp_path)
     assert result.level == "warning"
@@ -112,15 +124,8 @@ def test_files_that_are_not_pools_are_ignored(tmp_path: Path, shm: Path) -> None
 def test_doctor_reports_an_unreadable_pool_as_unknown(
     tmp_path: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = Path.open
-
-    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
-        if path in paths:
-            raise PermissionError(13, "Permission denied", str(path))
-        return opened(path, *arguments, **options)
-
     machine = made(tmp_path)
-    monkeypatch.setattr(Path, "open", refuse)
+    closed(monkeypatch, *(path.name for path in paths))
     result = finding("stale-pools", machine)
     assert (result.level, result.fix) == ("warning", "sudo beluga doctor")
     assert "unknown: " in result.text
@@ -149,14 +154,8 @@ def test_files_of_other_users_are_not_listed_as_pools(
     tmp_path: Path, shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (shm / "psm_1").touch()
-    machine, opened = made(tmp_path), Path.open
-
-    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
-        if path.name == "psm_1":
-            raise PermissionError(13, "Permission denied", str(path))
-        return opened(path, *arguments, **options)
-
-    monkeypatch.setattr(Path, "open", refuse)
+    machine = made(tmp_path)
+    closed(monkeypatch, "psm_1")
     assert finding("stale-pools", machine).level == "ok"
 
 

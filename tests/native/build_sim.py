@@ -31,15 +31,8 @@ STAMP = BUILD / "stamp"
 
 # Most headers are of csrc/, relative to it.
 HEADERS = (
-    "dsa/execute.h",
-    NATIVE / "dsa_soft.h",
-    "space/pages.h",
-    "space/victims.h",
-    "space/extent.h",
-    "index/evict.h",
-    "index/pins.h",
-    "index/tasks.h",
-    SIM / "sim.h",
+    *("dsa/execute.h", NATIVE / "dsa_soft.h", "space/pages.h", "space/victims.h"),
+    *("space/extent.h", "index/evict.h", "index/pins.h", "index/tasks.h", SIM / "sim.h"),
 )
 
 

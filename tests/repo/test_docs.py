@@ -190,16 +190,10 @@ def test_relative_links_resolve(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "script",
-    [
-        "gen_commands_doc.py",
-        "gen_core_list.py",
-        "gen_monitoring.py",
-        "gen_reference.py",
-        "gen_tables.py",
-    ],
+    ["commands_doc", "core_list", "monitoring", "reference", "tables"],
 )
 def test_generated_documents_are_fresh(script: str) -> None:
-    command = [sys.executable, str(ROOT / "scripts/dev" / script), "--check"]
+    command = [sys.executable, str(ROOT / f"scripts/dev/gen_{script}.py"), "--check"]
     checked = captured(command)
     assert (checked.returncode, checked.stderr) == (0, "")
 

@@ -24,15 +24,8 @@ ENUMS = re.findall(r"^enum (\w+)", HEADER, re.MULTILINE)
 
 # The structs that have their own line in the pool.
 LINES = (
-    "bl_epoch_line",
-    "bl_heartbeat_line",
-    "bl_lobby_request",
-    "bl_lobby_reply",
-    "bl_session_line",
-    "bl_request",
-    "bl_reply",
-    "bl_entry",
-    "bl_extent_line",
+    *("bl_epoch_line", "bl_heartbeat_line", "bl_lobby_request", "bl_lobby_reply", "bl_entry"),
+    *("bl_session_line", "bl_request", "bl_reply", "bl_extent_line"),
 )
 
 

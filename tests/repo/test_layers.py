@@ -20,16 +20,8 @@ from support.shown import ROOT
 LAYERS = (
     ("errors", "_build", "_checkout", "conventions", "choices"),
     (
-        "_numpy",
-        "_shared",
-        "arguments",
-        "config",
-        "child",
-        "limit",
-        "metrics",
-        "open_files",
-        "text",
-        "threads",
+        *("_numpy", "_shared", "arguments", "config", "child", "limit", "metrics", "open_files"),
+        *("text", "threads"),
     ),
     ("_ffi", "http_server", "listening", "page"),
     ("figures",),

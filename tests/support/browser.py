@@ -20,17 +20,9 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--force-color-profile=srgb",
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-dev-shm-usage", "--disable-background-networking", "--disable-sync"),
+    *("--disable-component-update", "--hide-scrollbars", "--force-color-profile=srgb"),
     "--remote-debugging-pipe",
 )
 _ANSWER_S = 60.0

@@ -32,15 +32,8 @@ from typing import Any
 from support.emulation import FULL
 
 _LIBRARIES = (
-    *(
-        "concurrent.futures.thread",
-        "csv",
-        "email.message",
-        "hashlib",
-        "hmac",
-        "http.server",
-        "json",
-    ),
+    *("concurrent.futures.thread", "csv", "email.message", "hashlib", "hmac", "http.server"),
+    "json",
     *("secrets", "statistics", "sysconfig", "tempfile", "urllib.request", "zipfile", "zoneinfo"),
     *("asyncio", "importlib.metadata", "importlib.resources", "numpy", "numpy.typing"),
     *("msgspec", "rich.console", "rich.live", "rich.progress", "rich.table"),

@@ -142,16 +142,9 @@ def test_no_client_is_imported_before_it_is_used() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"operation_s": 0},
-        {"load_s": -1},
-        {"save_s": float("nan")},
-        {"open_s": float("inf")},
-        {"threads": 1},
-        {"retries": -1},
-        {"abandoned": 1.5},
-        {"failures": 0},
-        {"block_bytes": "1 GiB"},
-        {"backoff_s": True},
+        *({"operation_s": 0}, {"load_s": -1}, {"save_s": float("nan")}, {"open_s": float("inf")}),
+        *({"threads": 1}, {"retries": -1}, {"abandoned": 1.5}, {"failures": 0}),
+        *({"block_bytes": "1 GiB"}, {"backoff_s": True}),
     ],
 )
 def test_a_wrong_limit_is_refused(wrong: dict[str, object]) -> None:
@@ -499,23 +492,10 @@ def test_a_null_string_is_none_and_an_error_a_refusal_with_its_text(lines: Lines
 @pytest.mark.parametrize(
     "answer",
     [
-        b"",
-        b"$5",
-        b"$5\r\nabc",
-        b"$-1\r\n",
-        b"$\r\n\r\n",
-        b"$1e3\r\n",
-        b"$11\r\nabcdefghijk\r\n",
-        b"$99999999999999999999\r\n",
-        b"$" + b"9" * 5000 + b"\r\n",
-        b"$2\r\nabc\r\n",
-        b"$2\r\nabcd",
-        b"$2\r\nab\r\n$2\r\nab\r\n",
-        b"*2\r\n$1\r\na\r\n$1\r\nb\r\n",
-        b"+OK\r\n",
-        b":1\r\n",
-        b"\r\n",
-        b"x" * 20_000,
+        *(b"", b"$5", b"$5\r\nabc", b"$-1\r\n", b"$\r\n\r\n", b"$1e3\r\n", b"+OK\r\n", b"\r\n"),
+        *(b"$11\r\nabcdefghijk\r\n", b"$99999999999999999999\r\n", b"x" * 20_000, b":1\r\n"),
+        *(b"$" + b"9" * 5000 + b"\r\n", b"$2\r\nabc\r\n", b"$2\r\nabcd"),
+        *(b"$2\r\nab\r\n$2\r\nab\r\n", b"*2\r\n$1\r\na\r\n$1\r\nb\r\n"),
     ],
 )
 def test_any_other_reply_closes_the_connection(lines: Lines, answer: bytes) -> None:
