@@ -4,8 +4,6 @@
 them.
 """
 
-from __future__ import annotations
-
 import collections
 import gc
 import os

@@ -6,8 +6,6 @@ signal may end a process, nothing may hang, and exceptions are Beluga's or a Val
 still works after its children have used all objects.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

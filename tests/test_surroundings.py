@@ -4,8 +4,6 @@
 with interrupts, the registry of metrics.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -4,8 +4,6 @@
 server is live while its poll loop makes progress, and ready while it serves.
 """
 
-from __future__ import annotations
-
 import http.client
 import os
 import socket

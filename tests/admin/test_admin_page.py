@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """The page in a headless Chromium: a live replay, names that contain HTML, and killed servers."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import subprocess

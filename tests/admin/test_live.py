@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """The snapshot of a server: its figures, its rates and its map."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Callable, Iterator

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """A short run of each benchmark, shared by the tests of its rows."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable

@@ -4,8 +4,6 @@
 of benchmarks: its figures are the rows', and it shows important limits prominently.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

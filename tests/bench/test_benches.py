@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Each benchmark in smoke mode: its rows, its judgments, and what it reports without its peer."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

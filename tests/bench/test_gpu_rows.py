@@ -4,8 +4,6 @@
 their own driver and with the real one on a fake of cupy. The demo of GPU workers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,8 +4,6 @@
 comparison of all policies with its verdict, goodput and page.
 """
 
-from __future__ import annotations
-
 from itertools import combinations
 from pathlib import Path
 from random import Random

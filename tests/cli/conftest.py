@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Fixtures for commands: a small pool and a server of it."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """``beluga.toml``: what it sets, what overrides it, and the errors of an invalid one."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Commands on blocks."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -7,8 +7,6 @@ alone works although a device cannot be opened.
 Commands run in forked children, which takes a tenth of a process's start.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import gzip

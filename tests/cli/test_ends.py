@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """How commands begin and end: outputs are checked first, and nothing is left."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -7,8 +7,6 @@ other processes that store, write and die, a pool that is full, a server that is
 fails. The command runs in a process of its own, before and after a restart of the server.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """The frame of the programs: help, legends, completion, what is imported, what texts name."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """The commands that serve, list and call a program's handlers."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """How commands end, and the packages that they need."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """What an operator uses: ``stat``, ``trace``, ``quota``, ``drain``, ``top`` and ``dashboard``."""
 
-from __future__ import annotations
-
 import dataclasses
 import fcntl
 import io

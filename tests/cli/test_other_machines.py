@@ -5,8 +5,6 @@ hide /proc, output that is not UTF-8, and folders with packages of any name, non
 imported.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

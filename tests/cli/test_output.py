@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """The output of commands and their log, and how they read and check files."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """The commands ``beluga serve`` and ``stop``, and what a server reports to its service manager."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

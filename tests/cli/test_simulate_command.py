@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """The commands ``simulate`` and ``size``, and the trace that commands use if none is named."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """The commands ``doctor``, ``verify`` and ``bench``."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

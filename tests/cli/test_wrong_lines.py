@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Wrong command lines, and sizes that no machine has."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Fixtures that force one CPU path after another: a test with such a fixture runs on each path."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -4,8 +4,6 @@
 have.
 """
 
-from __future__ import annotations
-
 import platform
 
 from beluga._ffi import lib

@@ -9,8 +9,6 @@ of aarch64 is cross-compiled and runs under qemu-user where both are installed
 (``scripts/dev/setup-aarch64``).
 """
 
-from __future__ import annotations
-
 import platform
 import re
 import shutil

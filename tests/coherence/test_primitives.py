@@ -4,8 +4,6 @@
 CRC-32C.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import platform

@@ -4,8 +4,6 @@
 how waits nap and yield, in virtual time.
 """
 
-from __future__ import annotations
-
 import platform
 import shutil
 import subprocess

@@ -7,8 +7,6 @@ that may not be evicted is present; the runtime directory contains only locked f
 processes.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

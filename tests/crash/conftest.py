@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Pools that crash tests fill with real bytes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -7,8 +7,6 @@ Prints a line of JSON before and after each call, so a call that ends the proces
 last line. The devices are truncated to zero bytes between ``ready`` and ``call``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

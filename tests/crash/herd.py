@@ -5,8 +5,6 @@ takes milliseconds, a new interpreter hundreds, so thousands of kills are afford
 bounded: :class:`StuckError` names the process and its order.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -8,8 +8,6 @@ random rounds: the seed selects the process, the point or time, and kill or stop
 arena.py checks the pool.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

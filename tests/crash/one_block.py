@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """A batch of one block of 4096 bytes, as C requires it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from beluga._ffi import ffi

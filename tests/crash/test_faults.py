@@ -4,8 +4,6 @@
 retired; a full file system refuses only what needs a page.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

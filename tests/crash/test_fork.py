@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """In a forked child every call of a session fails, in Python and in C; the parent continues."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@
 bytes, stored blocks stay stored, standbys take over, and no call hangs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -4,8 +4,6 @@
 that missing heartbeats quarantine their space but never free it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import time

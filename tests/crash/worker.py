@@ -6,8 +6,6 @@ Each reads one line of JSON at a time and writes one in reply. Every fetched byt
 the content for its key; a difference is reported as ``error``, which ends the loop.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import random

@@ -8,8 +8,6 @@ exist there, installed by ``docs/operate/deploy.md``. The program is
 ``/opt/beluga/bin/beluga``: this Python, and these sources, read-only.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

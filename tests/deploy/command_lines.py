@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Checks command lines of units and manifests with the parser of the command."""
 
-from __future__ import annotations
-
 from repo.test_docs import KNOWN, check_plugin, found_command
 
 __all__ = ["check_command", "check_plugin"]

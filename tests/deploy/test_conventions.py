@@ -4,8 +4,6 @@
 ``beluga/conventions.py``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@
 existing commands.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

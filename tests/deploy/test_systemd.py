@@ -4,8 +4,6 @@
 systemd.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

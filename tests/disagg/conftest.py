@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Prefill queues under test, each with a server that can be killed and restarted."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """A nats-server from Debian with JetStream, on loopback, which can be killed and restarted."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import subprocess

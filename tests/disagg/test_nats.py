@@ -4,8 +4,6 @@
 recoverable ones are recovered.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """A made-up machine for the checks of ``beluga doctor``: files below a root, and a process."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping
 from pathlib import Path

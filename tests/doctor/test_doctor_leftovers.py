@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Leftovers of other processes: stale pools in /dev/shm, and runtime directories."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shlex

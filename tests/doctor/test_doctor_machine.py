@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """The checks of ``beluga doctor`` of this machine, and how all checks run."""
 
-from __future__ import annotations
-
 import re
 import resource
 from pathlib import Path

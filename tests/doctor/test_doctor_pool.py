@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """The checks of one pool: real pools in files, real servers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace

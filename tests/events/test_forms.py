@@ -5,8 +5,6 @@ counts for the other one, and no longer after the pool has removed it; also afte
 and for a router that starts late.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import tracemalloc

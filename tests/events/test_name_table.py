@@ -4,8 +4,6 @@
 whenever it connected.
 """
 
-from __future__ import annotations
-
 import random
 
 import msgspec

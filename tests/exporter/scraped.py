@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Reads Prometheus's text format as a scraper does."""
 
-from __future__ import annotations
-
 import re
 import urllib.error
 import urllib.request

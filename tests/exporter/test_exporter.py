@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """The exporter counts every event of a pool under the names in its table."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

@@ -6,8 +6,6 @@ data, nothing fires, and each planted fault fires its alert.
 The rules are those of docs/monitoring/alerts.yml with seconds in place of their minutes.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Lobby lines and entries may contain anything, and entries may change while they are read."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path

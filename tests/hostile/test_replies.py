@@ -5,8 +5,6 @@ none, and returns only replies whose checksum matches, or an error. Forged recor
 outside the pool's data are misses or errors, and the client survives.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import time

@@ -9,8 +9,6 @@ An emulated CPU needs ten seconds to import what Beluga's commands need. So that
 and every process is a fork of this one, which has no threads and no pool.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

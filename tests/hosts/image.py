@@ -7,8 +7,6 @@ programs (the Python that runs this, Beluga) come from this machine's file syste
 sees read-only.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import os

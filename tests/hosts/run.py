@@ -7,8 +7,6 @@ a pool survives its server's host. It does not prove coherence: the guests share
 caches, and the emulation's flushes do nothing. Run by scripts/two-hosts.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

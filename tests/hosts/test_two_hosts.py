@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Two virtual hosts on the devdax devices of one pool: one run of scripts/two-hosts."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.util import find_spec

@@ -8,8 +8,6 @@ server that sees no heartbeat for 5 s treats the session as dead, and its client
 call's timeout. A guest in software emulation can be silent for that long.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import queue

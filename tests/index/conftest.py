@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """A small pool with a block index, and clients of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path

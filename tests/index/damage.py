@@ -6,8 +6,6 @@ Lines of a pool are read, changed, given a valid check and written back. The poo
 one of epoch 2 was killed: the check examines its half, 0; half 1 belongs to the epoch before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

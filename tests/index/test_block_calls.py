@@ -5,8 +5,6 @@ in any order agree with a dictionary: a hit is the last committed block, a remov
 never a hit, a pinned one always is, and all space is free, used or held.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -4,8 +4,6 @@
 After a repair it finds nothing, and undamaged blocks are still stored.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -4,8 +4,6 @@
 several messages or polls, and any bytes that a client sends (D13).
 """
 
-from __future__ import annotations
-
 import errno
 import tempfile
 from collections.abc import Callable, Iterator

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Names of blocks: they survive takeovers with the entries, and the journal contains them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """What an operator can observe and change while a server runs: sessions, quotas, draining."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

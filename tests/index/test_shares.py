@@ -4,8 +4,6 @@
 share, within a budget; hints end with their session.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@
 pool's devices blocks of real models fill.
 """
 
-from __future__ import annotations
-
 import random
 import tempfile
 from collections.abc import Iterable, Iterator

@@ -4,8 +4,6 @@
 and the choice of victims, which frees the requested space.
 """
 
-from __future__ import annotations
-
 import errno
 import random
 import time

@@ -5,8 +5,6 @@ no space in use: a free file lock does not prove that a writer is gone. A metada
 hardware keeps coherent serves data under software coherence.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

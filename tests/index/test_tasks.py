@@ -4,8 +4,6 @@
 test is the service.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

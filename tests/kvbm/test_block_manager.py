@@ -4,8 +4,6 @@
 order of calls, failures and cancellations (Hypothesis).
 """
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@
 effects of garbage collection and threads, and statistics.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor

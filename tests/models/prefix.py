@@ -4,8 +4,6 @@
 path.
 """
 
-from __future__ import annotations
-
 from beluga.router.events import Cleared, Removed, RouterEvent, Stored, Tier
 from beluga.router.worker import Overlap, Worker
 

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Plain lists and dicts as models of C's structures; each call examines everything."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from errno import EAGAIN, EBUSY, EEXIST, EINVAL, ENOENT, ENOSPC

@@ -5,8 +5,6 @@ found. Each model lists its properties at its top. Caches (which the simulator c
 are not modelled.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -6,8 +6,6 @@ The verbs of the protocol have other mutants (``scripts/mutants``); these change
 them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -6,8 +6,6 @@ Coverage's own ``dynamic_context = test_function`` records only lines that run b
 function. It misses fixtures and the threads that they start.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 
 import coverage

@@ -9,8 +9,6 @@ the checkout is changed. Prints the mutants that no test detected: each is a mis
 changes nothing (check, and record it), or is a needless line.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import json

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Pages and charts: escaping, axes, and the picture's agreement with the page."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -4,8 +4,6 @@
 elsewhere.
 """
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 from typing import Any

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Names of devices for the pools of these tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """A made-up sysfs in which some character device of this machine is a devdax node."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

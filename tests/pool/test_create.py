@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Create a pool: its options, the space that it needs, and what is refused."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

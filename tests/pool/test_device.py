@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Devices: how users name them, files, devdax nodes, and the CPUs near them."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

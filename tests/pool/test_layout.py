@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """The superblock and the layout of a pool, with and without a metadata device."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import subprocess

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Open pools, their mappings, and what a closed one releases."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools

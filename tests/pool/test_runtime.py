@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """The runtime directory, the default pool, pools of this machine, and scratch folders."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

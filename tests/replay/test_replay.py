@@ -5,8 +5,6 @@ Engines' own memory matches a model; with a disk below a pool that is too small,
 hits.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -4,8 +4,6 @@
 once; and in a checkout without a built core the installed one runs.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import re

@@ -4,8 +4,6 @@
 name exists: metrics, alerts, errors, functions, files.
 """
 
-from __future__ import annotations
-
 import ast
 import colorsys
 import dataclasses

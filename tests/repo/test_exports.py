@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """The names that users may import are frozen: adding or removing one requires an edit here."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Imports go only down the layers, sides of cffi name each other, and all has a caller."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """The public API: its page, its types as mypy sees them, and wrong types at every entry."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

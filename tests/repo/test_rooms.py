@@ -8,8 +8,6 @@ use of a function or variable, found in compiled objects (``c_references.py``): 
 inside a folder between files, where a source and its header count as one.
 """
 
-from __future__ import annotations
-
 import platform
 import re
 from collections import defaultdict

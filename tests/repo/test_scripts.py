@@ -4,8 +4,6 @@
 tests that scripts name.
 """
 
-from __future__ import annotations
-
 import os
 import pty
 import re

@@ -4,8 +4,6 @@
 show. Each page is a session in its own folder in /dev/shm, which has its devices, too.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

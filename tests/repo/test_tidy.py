@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Style rules that a program can check, without exceptions, and words that are not used."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -4,8 +4,6 @@
 approximate index, and the feed that restores the order of a publisher's messages.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable, Iterable, Sequence

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """vLLM's KV events from frames into the index, and the hashes of blocks of both eras."""
 
-from __future__ import annotations
-
 import random
 import struct
 from collections.abc import Sequence

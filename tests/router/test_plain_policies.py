@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Costs computed for all workers at once equal those computed one by one, to the last bit."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Hashable
 from typing import Any

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Every policy: its settings, its costs computed by hand, and its choices."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

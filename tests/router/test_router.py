@@ -4,8 +4,6 @@
 remote prefill, and the planner's advice. Any order of calls agrees with a plain model.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -4,8 +4,6 @@
 report in their metrics.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

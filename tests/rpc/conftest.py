@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Small pools for calls, of both kinds of coherence."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -6,8 +6,6 @@ It sends a lobby request under its own boot id and reads the reply, as a host wi
 the same devices would. It has no lock files here, so nothing about it can be proven.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

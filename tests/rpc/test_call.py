@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """A call transfers its bytes in both directions, and reports errors."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Iterator

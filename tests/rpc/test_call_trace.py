@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """The trace of calls: its fields, the death of its server, and the checks of its file."""
 
-from __future__ import annotations
-
 import os
 import random
 import resource

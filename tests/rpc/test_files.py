@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """A pool's files while processes use it: its locks, its runtime directory, and removed devices."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,8 +4,6 @@
 poll loop's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import sys

@@ -4,8 +4,6 @@
 machine has other lock files: here, another runtime directory.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Processes that fork, die, stop and run out of descriptors: sessions end with their processes."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Clients and servers around their calls into C: starts, ends, interrupts, forks and a standby."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import itertools

@@ -4,8 +4,6 @@
 reconnect.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 import threading

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Sessions: lanes are assigned and released; many sessions, forks, deaths; numbers out of range."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

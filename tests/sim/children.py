@@ -4,8 +4,6 @@
 result, too.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

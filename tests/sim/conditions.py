@@ -15,8 +15,6 @@ Comments, lines of the preprocessor, checks (``bl_verify``, which are sites alre
 conditions of ``for`` stay as they are; so does everything outside of functions.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import re

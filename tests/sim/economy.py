@@ -8,8 +8,6 @@ error: a poller cannot predict that nothing has changed. But a site that is near
 be superfluous.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """The mutants that the simulator need not detect, from exemptions.txt."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

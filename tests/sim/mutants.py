@@ -20,8 +20,6 @@ gives each seed another schedule; then further seeds are run in the scenarios in
 matters, first in those in which it matters most often per step.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import mmap

@@ -5,8 +5,6 @@ a change of the protocol a seed leads to another schedule; the file still shows 
 found.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Runs scenarios of the simulator, with all sites unchanged or with one changed."""
 
-from __future__ import annotations
-
 import errno
 import sys
 from collections.abc import Iterator

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Runs fresh seeds of every scenario for a while, and prints how to replay failures."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

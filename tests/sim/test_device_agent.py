@@ -4,8 +4,6 @@
 software coherence; both are wrong without any one of their rules.
 """
 
-from __future__ import annotations
-
 import pytest
 from simulator import WRONG_BYTES, caught, failures, play, site, total
 from support.emulation import fewer

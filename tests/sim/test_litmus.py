@@ -4,8 +4,6 @@
 omitted, and the oracles of reads and writes detect it, whether or not bytes were wrong.
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """scripts/mutants omits no verb, check or condition of the protocol."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

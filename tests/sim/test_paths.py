@@ -4,8 +4,6 @@
 fails if a verb is omitted.
 """
 
-from __future__ import annotations
-
 import pytest
 from simulator import caught, failures, play, site, total
 from support.emulation import FULL, fewer

@@ -8,8 +8,6 @@ DDIO on or unknown the GPU's writes are in a cache as they are on write-back mem
 are the same.
 """
 
-from __future__ import annotations
-
 import pytest
 from simulator import caught, failures, play, site
 

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """The soak, and the report of fences and invalidations without effect."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -6,8 +6,6 @@ Every decision of simulated runs is that of the policies in plain Python, on the
 tier and each request.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from types import SimpleNamespace

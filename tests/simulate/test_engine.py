@@ -4,8 +4,6 @@
 examples; nothing is lost with many requests. The planner's advice.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections import Counter, deque

@@ -7,8 +7,6 @@ The public forms of each trace format, what a guess shows, and how damaged files
 The claim on a real trace, and the reference's table in docs/understand/benchmarks.md.
 """
 
-from __future__ import annotations
-
 import codecs
 import json
 import os

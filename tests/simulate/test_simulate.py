@@ -4,8 +4,6 @@
 and leave; in several processes, no process remains. Rows and reports in numbers computed by hand.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import multiprocessing

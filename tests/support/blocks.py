@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Blocks by number: short words for tests of the block index."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

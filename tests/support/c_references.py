@@ -8,8 +8,6 @@ debugging information names the file in which each of them is defined, also for 
 headers. References are between files; the text of the sources alone does not show it.
 """
 
-from __future__ import annotations
-
 import bisect
 import re
 import shutil

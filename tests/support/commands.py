@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Programs that a test runs to their end."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Sequence
 from typing import Any

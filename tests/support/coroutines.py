@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Tests that are coroutine functions: a conftest.py chooses the event loop that runs them."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine

@@ -5,8 +5,6 @@
 An engine reads whether a stream is capturing; it never begins a capture itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from beluga_bench.gpu.host_driver import HostDriver

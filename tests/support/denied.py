@@ -8,8 +8,6 @@ A seccomp filter of x86-64, which children inherit. ``populate`` is madvise() wi
 Linux 5.14 or later, ``hugepage`` one that kernels without transparent huge pages lack.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

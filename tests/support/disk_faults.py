@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """A disk tier that fails on demand, and an engine that loses power."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

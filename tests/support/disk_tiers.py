@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Blocks for tests of the disk tier, whose bytes are derived from their keys."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -5,8 +5,6 @@ not find the server's liveness lock there is refused, so the directory has files
 the existing locks: no process holds them, and the server does not find the client's lock.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

@@ -4,8 +4,6 @@
 Every engine has a line in :data:`ENGINES`, and its tests' names start with its name.
 """
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import itertools

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Calls in a forked child, also as another user; a child that holds what it inherits."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

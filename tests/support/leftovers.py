@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Finds scratch folders whose process has ended, and not those in use."""
 
-from __future__ import annotations
-
 import fcntl
 from pathlib import Path
 

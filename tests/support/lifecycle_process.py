@@ -5,8 +5,6 @@ kind has its own process, forked from one that has only imported Beluga. Prints 
 each: its name and its error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import gc

@@ -5,8 +5,6 @@ a factory for each class, and a use that works while the object is open. A class
 a ``stop`` that is neither there nor in ``ELSEWHERE`` fails the test.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """A lower tier in a dict, for tests: it can be slow, fail, lose blocks, or be a remote store."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator

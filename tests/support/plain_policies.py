@@ -4,8 +4,6 @@
 same to the last bit.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import operator

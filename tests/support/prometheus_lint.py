@@ -4,8 +4,6 @@
 is installed if the tests run as root. Otherwise the test is skipped.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 

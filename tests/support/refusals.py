@@ -13,8 +13,6 @@
 A row is the call, the type, and what the message contains. The call takes what the test gives it.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -4,8 +4,6 @@
 argument is the list of its devices. Each replies to each input line with one line.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import queue

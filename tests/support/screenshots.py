@@ -9,8 +9,6 @@ browser. The page of ``beluga bench report`` is of a smoke run, and the picture 
 ``screenshots.py FOLDER replay`` or ``bench`` takes only those.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import subprocess

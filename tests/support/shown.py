@@ -6,8 +6,6 @@ or much time, which tests only parse. A page's ``console`` and ``python`` blocks
 one folder.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import shlex

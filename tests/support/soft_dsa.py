@@ -7,8 +7,6 @@ It executes the same descriptors as a device on a thread of this process, which 
 process, like a device's work for a process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

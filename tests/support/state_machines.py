@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """How many steps a state machine of Hypothesis takes: a few seconds of them, or a million."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 

@@ -6,8 +6,6 @@
 health, and has a method that does not return while the file named by the request exists.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """Clocks that a test advances, and an event loop on which waiting takes no time."""
 
-from __future__ import annotations
-
 import asyncio
 import selectors
 from collections.abc import Callable, Coroutine

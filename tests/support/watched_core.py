@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """A watched C core, for tests of the code around calls into it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -7,8 +7,6 @@ runs in a network namespace that has only its own loopback interface, and starts
 It prints its results as JSON.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

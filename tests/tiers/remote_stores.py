@@ -4,8 +4,6 @@
 S3, a Redis server, and a proxy that spoils what passes through it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import re

@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """A pool over a disk and a remote store that fail on demand, for tests of removals."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from collections.abc import Callable

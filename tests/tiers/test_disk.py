@@ -5,8 +5,6 @@ is killed while it writes: afterwards saved blocks are hits, removed ones are no
 wrong bytes.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import random

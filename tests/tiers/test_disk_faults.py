@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """The disk tier with a failing, lying or hanging disk."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import logging

@@ -4,8 +4,6 @@
 has, and removals that reach a disk which another server, pool or set had.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

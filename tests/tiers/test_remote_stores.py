@@ -4,8 +4,6 @@
 spelling of an endpoint; replies that are cut, changed or late; stores that stop, fill up or vanish.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

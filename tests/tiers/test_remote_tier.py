@@ -4,8 +4,6 @@
 circuit breaker in virtual time; and the bytes of an object.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import random

@@ -5,8 +5,6 @@ ends or is killed, and in any order of calls; and no request for blocks waits fo
 another one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import logging

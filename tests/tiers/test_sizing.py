@@ -4,8 +4,6 @@
 and a disk hold, and what is refused by its field.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

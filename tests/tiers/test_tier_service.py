@@ -4,8 +4,6 @@
 their names; and a pool that is served without a disk until it can be opened.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

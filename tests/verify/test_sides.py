@@ -2,8 +2,6 @@
 # Copyright The Beluga Authors
 """The sides of an acceptance test: their arguments, how they end, and what they report."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
