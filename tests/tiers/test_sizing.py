@@ -538,7 +538,8 @@ def test_the_break_even_matches_the_reference(
     bandwidth: float, latency_s: float, cached: int, tokens: int, pays: bool
 ) -> None:
     """It lies near 3.4 GB/s for Qwen3-32B on an H200."""
-    assert QWEN.pays(cached, tokens, tokens * TOKEN, bandwidth, latency_s) is pays
+    latency = [latency_s] if latency_s else []  # none by default
+    assert QWEN.pays(cached, tokens, tokens * TOKEN, bandwidth, *latency) is pays
     assert AlwaysFetch().pays(cached, tokens, tokens * TOKEN, bandwidth)
 
 
