@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from nats_server import NatsServer, need_nats_server
+from nats_server import NatsServer
 from support import coroutines, roles
 from support.role import Process
 
@@ -36,7 +36,6 @@ class Backend(Protocol):
 
 def nats_backend(directory: Path) -> Backend:
     pytest.importorskip("nats", reason="nats-py is not installed")
-    need_nats_server()
     return NatsServer(directory)
 
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("nats", reason="nats-py is not installed")
 
 import nats
-from nats_server import NatsServer, need_nats_server
+from nats_server import NatsServer
 
 from beluga.disagg import PrefillTask
 from beluga.disagg.nats_queue import CONSUMER, NatsQueue
@@ -22,7 +22,6 @@ from beluga.errors import QueueError, QueueFullError
 
 @pytest.fixture
 def server(shm: Path) -> Iterator[NatsServer]:
-    need_nats_server()
     made = NatsServer(shm)
     yield made
     made.end()
@@ -56,11 +55,6 @@ async def test_subjects_of_another_stream_are_rejected(server: NatsServer) -> No
 
 
 TASK = PrefillTask(request_id="r", model="m", text="a")
-
-
-@pytest.fixture(autouse=True)
-def installed() -> None:
-    need_nats_server()
 
 
 @pytest.mark.slow

@@ -9,9 +9,7 @@ The rules are those of docs/monitoring/alerts.yml with seconds in place of their
 import json
 import math
 import re
-import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -23,8 +21,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from beluga_bench.vllm.port import free_port
 from support.blocks import eventually
 from support.commands import captured
+from support.packages import program
 
 from beluga import KVCache, Pool
 from beluga.errors import BelugaError
@@ -62,12 +62,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 @pytest.fixture(scope="module")
 def tools() -> tuple[str, str]:
     """The paths of prometheus and promtool."""
-    installer = ROOT / "scripts/dev/setup-packages"
-    if not shutil.which("prometheus"):
-        installed = subprocess.run([installer, "prometheus"], check=False, timeout=900)
-        if installed.returncode:
-            pytest.skip("there is no prometheus, and it cannot be installed here")
-    return shutil.which("prometheus") or "", shutil.which("promtool") or ""
+    return program("prometheus"), program("promtool", "prometheus")
 
 
 class Load(threading.Thread):
@@ -177,11 +172,6 @@ class Prometheus:
         answer = json.loads(raw(url, kind="application/json"))
         assert answer["status"] == "success"
         return answer["data"]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def quick(rules: str) -> str:

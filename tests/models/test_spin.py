@@ -6,13 +6,12 @@ are not modelled.
 """
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from support.packages import program
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
 
 MODELS = Path(__file__).parent
@@ -29,11 +28,7 @@ BUGS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def spin() -> None:
-    installer = ROOT / "scripts" / "dev/setup-packages"
-    if shutil.which("spin"):
-        return
-    if subprocess.run([installer, "spin"], check=False).returncode or not shutil.which("spin"):
-        pytest.skip("there is no spin, and it cannot be installed here")
+    program("spin")
 
 
 def search(model: str, directory: Path, *macros: str) -> int:

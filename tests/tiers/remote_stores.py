@@ -7,10 +7,8 @@ S3, a Redis server, and a proxy that spoils what passes through it.
 import contextlib
 import random
 import re
-import shutil
 import signal
 import socket
-import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from beluga_bench.vllm.port import HOST, free_port
 from numpy.typing import NDArray
-from support.blocks import eventually
+from support.packages import LoopbackServer, program
 
 from beluga.tiers.tier import BLOCK, StoredBlock
 
@@ -277,64 +276,23 @@ class FakeS3:
         self._server.server_close()
 
 
-def need_redis_server() -> None:
-    """Skip the test if redis-server is missing and cannot be installed."""
-    pytest.importorskip("redis", reason="redis is not installed")
-    installer = ROOT / "scripts" / "dev/setup-packages"
-    if (
-        not shutil.which("redis-server")
-        and subprocess.run([installer, "redis-server"], check=False).returncode
-    ):
-        pytest.skip("there is no redis-server, and it cannot be installed here")
-
-
-class RedisServer:
+class RedisServer(LoopbackServer):
     """A redis-server with its own port. It keeps nothing on disk."""
 
     def __init__(self, *options: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
-        self._options = options
-        self._process: subprocess.Popen[bytes] | None = None
-        self.start()
+        pytest.importorskip("redis", reason="redis is not installed")
+        port = free_port()
+        words = [program("redis-server"), "--bind", HOST, "--port", port]
+        words += ["--save", "", "--appendonly", "no", *options]
+        super().__init__(words, port, (b"PING\r\n", b"+PONG"))
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    def start(self) -> None:
-        """Start it, empty. Returns when it responds."""
-        self._process = subprocess.Popen(
-            [
-                shutil.which("redis-server") or "",
-                *("--bind", "127.0.0.1", "--port", str(self.port)),
-                *("--save", "", "--appendonly", "no", *self._options),
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        assert eventually(self._answers, 60)
+        return f"redis://{HOST}:{self.port}/0"
 
     def stop(self) -> None:
         """Stop it with SIGSTOP: connections stay open without responses."""
-        assert self._process
-        self._process.send_signal(signal.SIGSTOP)
+        self.process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        assert self._process
-        self._process.send_signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        """Kill it with SIGKILL, and wait until it has ended."""
-        assert self._process
-        self._process.kill()
-        self._process.wait()
-
-    def _answers(self) -> bool:
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as line:
-                line.sendall(b"PING\r\n")
-                return line.recv(5) == b"+PONG"
-        except OSError:
-            return False
+        self.process.send_signal(signal.SIGCONT)

@@ -32,7 +32,6 @@ from remote_stores import (
     cut_after,
     flip_every,
     intact,
-    need_redis_server,
     same,
 )
 from support import role
@@ -427,7 +426,6 @@ def test_a_store_at_another_endpoint_or_account_has_another_name(
 def test_servers_that_open_a_store_at_once_agree_on_its_number(kind: str, tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         if kind == "redis":
-            need_redis_server()
             redis = RedisServer()
             stack.callback(redis.kill)
         fake = stack.enter_context(closing(FakeS3()))
@@ -548,7 +546,6 @@ SETTINGS = RemoteSettings(
 )
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "redis":
-        need_redis_server()
         server = RedisServer()
         yield server.url
         server.kill()
@@ -672,7 +669,6 @@ def rack(
 @pytest.fixture(params=["file", pytest.param("redis", marks=pytest.mark.slow)])
 def shared_url(request: pytest.FixtureRequest, shm: Path) -> Iterator[str]:
     if request.param == "redis":
-        need_redis_server()
         redis = RedisServer()
         yield redis.url
         redis.kill()
@@ -694,7 +690,6 @@ def test_blocks_of_one_pool_are_loaded_into_another(shm: Path, shared_url: str) 
 
 @pytest.mark.slow
 def test_a_remote_store_that_is_stopped_keeps_no_hit_of_the_pool(shm: Path) -> None:
-    need_redis_server()
     redis = RedisServer()
     data = np.random.default_rng(0).integers(0, 256, (COUNT, LENGTH), np.uint8)
     settings = RemoteSettings(operation_s=2, load_s=4)
@@ -766,7 +761,6 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
         proxy = ByteProxy(server.port)
         url = server.url(proxy.port)
     else:
-        need_redis_server()
         server = RedisServer()
         proxy = ByteProxy(server.port)
         url = f"redis://127.0.0.1:{proxy.port}/0"
@@ -885,7 +879,6 @@ def test_a_folder_that_vanishes_or_cannot_be_read_is_a_miss(tmp_path: Path) -> N
 
 @pytest.fixture
 def redis() -> Iterator[RedisServer]:
-    need_redis_server()
     server = RedisServer()
     yield server
     server.go_on()
@@ -922,7 +915,6 @@ def test_a_restarted_redis_is_used_again(redis: RedisServer) -> None:
 
 @pytest.mark.slow
 def test_a_full_redis_serves_its_blocks() -> None:
-    need_redis_server()
     server = RedisServer("--maxmemory", "8mb", "--maxmemory-policy", "noeviction")
     tier = open_remote(server.url, settings=SETTINGS)
     records, payload = blocks([500_000] * 30)

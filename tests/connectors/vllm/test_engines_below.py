@@ -26,7 +26,7 @@ from real_engines import (
     wait_until,
 )
 
-from tests.tiers.remote_stores import RedisServer, need_redis_server
+from tests.tiers.remote_stores import RedisServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -111,7 +111,6 @@ def test_a_prompt_that_only_a_disk_has_is_loaded(engines: Engines, tmp_path: Pat
 
 
 def test_a_prompt_that_only_redis_has_is_loaded(engines: Engines) -> None:
-    need_redis_server()
     store = RedisServer()
     tokens = prompt(TOKENS, seed=50)
     computed = engines.recomputed(tokens)
