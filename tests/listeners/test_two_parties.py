@@ -342,6 +342,8 @@ class Row(NamedTuple):
 REMOVALS = "removals that tiers have not executed"
 ROWS = (
     Row("open connections for clients", hold_connections, complete, complete, 200, 32 * MIB),
+    # By bytes: 0.6 to 0.9 ns of the gateway's CPU for one of a head, 12 to 19 for one of a prompt.
+    # Beside tiny requests the sender's own CPU decides on a machine with two of them.
     Row("unfinished heads", hold_heads, complete_long, complete, 200, 128 * MIB),
     Row("bodies", hold_bodies, complete, complete, 200, 256 * MIB),
     Row("waiting requests", fill_queue, keep_slots_busy, complete, 20, 32 * MIB, slow=True),

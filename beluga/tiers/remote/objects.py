@@ -75,7 +75,8 @@ class ObstoreStore:
             self._store = _open(url, settings)
         except (answers.BaseError, OSError, ValueError, ClientPanicError) as error:
             raise TierError(
-                f"{url.scheme}://{url.hostname or ''}{url.path} cannot be opened: {_line(error)}"
+                f"{url.scheme}://{url.hostname or ''}{url.path} cannot be opened: {_line(error)}; "
+                "correct its URL, or the variables of its settings"
             ) from error
 
     def get(self, name: str) -> Contents | None:
@@ -218,7 +219,7 @@ def no_panic() -> Iterator[None]:
 
 
 def _line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    return next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
 
 
 class _Dialect(NamedTuple):
