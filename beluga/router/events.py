@@ -117,6 +117,7 @@ HASHERS_MAX = 1024  # adapters and salts whose seeds are cached
 SALTED_MAX = 1 << 17  # salted blocks remembered per engine; blocks after forgotten ones miss
 
 _END = unsigned(-1)  # the number of the message that ends a replay
+_BATCH = ("ts", "events", "data_parallel_rank")
 _FIELDS = {  # in the order of the array form
     "BlockStored": (
         "block_hashes",
@@ -252,10 +253,9 @@ def decode_pool(payload: bytes) -> PoolBatch:
         decoded = msgspec.msgpack.decode(payload)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise EventError(f"a pool's message is not msgpack: {error!s:.80}") from None
-    forms, _ = _batch_fields(decoded)
-    batch = PoolBatch([])
-    if isinstance(decoded, list) and len(decoded) > 3:
-        batch.pool = str(decoded[3])
+    is_named = isinstance(decoded, list) and len(decoded) > 3
+    forms, _ = _batch_fields(decoded[:3] if is_named else decoded)
+    batch = PoolBatch([], pool=str(decoded[3]) if is_named else "")
     for form in forms:
         try:
             batch.events.append(_pool_event(form))
@@ -424,9 +424,12 @@ class WireDecoder:
 
 def _batch_fields(decoded: Any) -> tuple[list[Any], int]:
     if isinstance(decoded, dict):
-        decoded = [decoded.get("ts"), decoded.get("events"), decoded.get("data_parallel_rank")]
+        others = [value for name, value in decoded.items() if name not in _BATCH]
+        decoded = [*map(decoded.get, _BATCH), *others]
     if not isinstance(decoded, list) or len(decoded) < 2 or not isinstance(decoded[1], list):
         raise EventError("a KV event message is not a batch: [ts, [events], dp_rank]")
+    if any(value is not None for value in decoded[3:]):
+        raise EventError(f"a KV event batch has more than 3 known values: {_beginning(decoded)}")
     dp_rank = decoded[2] if len(decoded) > 2 else None
     made_s = decoded[0]
     if not isinstance(made_s, int | float) or not math.isfinite(made_s):

@@ -317,6 +317,8 @@ def test_an_unreadable_event_does_not_affect_its_batch() -> None:
         (["x", []], "no time"),
         ([float("inf"), []], "no time"),
         ([float("nan"), []], "no time"),
+        ([1.0, [], None, "more"], "more than 3 known values"),
+        ({"ts": 1.0, "events": [], "tenant": "a"}, "more than 3 known values"),
         ([1.0, [], "x"], "rank that is not a number"),
         ([1.0, [], -1], "of rank -1"),
         ([1.0, [], 1 << 16], "of rank 65536"),
