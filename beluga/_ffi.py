@@ -33,6 +33,8 @@ except ImportError as error:
         f"{folder} has no C core; run 'pip install .' or scripts/dev/setup-env there"
     ) from None
 
+REBUILD = "it was built from other sources: build it again (pip install . or scripts/dev/setup-env)"
+
 __all__ = ["core", "ffi", "lib", "record_dtype"]
 
 ffi, lib = core.ffi, core.lib
@@ -81,10 +83,16 @@ lib.bl_cpu_limit(
 
 
 def record_dtype(name: str) -> np.dtype[np.void]:
-    """Return the numpy dtype of a struct that the C headers declare, with its fields' names."""
+    """Return the numpy dtype of a struct that the C headers declare, with its fields' names. Raises
+    CoreMissingError if the C core does not have it.
+    """
     import numpy as np  # slow to import, and no call needs it
 
-    return cast("np.dtype[np.void]", np.dtype(_layout(ffi.typeof(name))))
+    try:
+        kind = ffi.typeof(name)
+    except ffi.error:
+        raise CoreMissingError(f"the C core has no {name}; {REBUILD}") from None
+    return cast("np.dtype[np.void]", np.dtype(_layout(kind)))
 
 
 def _layout(kind: Any) -> Any:

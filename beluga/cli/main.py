@@ -132,6 +132,12 @@ def _run(name: str, program: str) -> NoReturn:
     except MemoryError as error:
         cause = f" ({error})" if str(error) else ""
         logs.fail(name, f"this machine's memory does not suffice{cause}; give smaller sizes")
+    except AttributeError as error:
+        if "cffi library" not in str(error):
+            raise
+        from beluga._ffi import REBUILD
+
+        logs.fail(name, f"the C core has no {error.name}; {REBUILD}")
     except UnicodeError:
         logs.fail(name, "an argument has bytes that are not UTF-8; give text")
     sys.exit(0)

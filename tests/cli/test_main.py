@@ -54,6 +54,18 @@ def test_a_lack_of_memory_is_one_line(pool: list[str]) -> None:
     assert "memory does not suffice (Unable to allocate" in ended.stderr
 
 
+@pytest.mark.parametrize("use", ["_ffi.lib.bl_nothing", "_ffi.record_dtype('bl_nothing')"])
+def test_a_core_of_other_sources_is_one_line(pool: list[str], use: str) -> None:
+    code = (
+        "from beluga import _ffi\nfrom beluga.cli import ping, main\n"
+        f"def run(*_, **__): {use}\n"
+        f"ping.open_pool = run; import sys; sys.argv[1:] = ['ping', *{pool!r}]; main.main()"
+    )
+    ended = python(code)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (1, "", 1)
+    assert "the C core has no bl_nothing; it was built from other sources" in ended.stderr
+
+
 def test_a_pipe_closed_during_output_causes_no_traceback(pool: list[str]) -> None:
     command = f"{sys.executable} -m beluga.cli.main pool info {' '.join(pool)} | true"
     ended = captured(["/bin/sh", "-c", command], cwd=ROOT)
