@@ -61,6 +61,7 @@ from beluga._cdata import Null as Null
 '''
 
 _METHODS = """\
+    error: type[Exception]
     NULL: Final[Null]
     errno: int
 
