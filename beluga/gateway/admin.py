@@ -175,13 +175,6 @@ def _json(value: object, status: int = 200) -> web.Response:
 
 # ---- Alert rules
 
-
-# SPDX-License-Identifier: Apache-2.0
-# Copyright The Beluga Authors
-"""Alert rules for Prometheus. The defaults are the targets of the Dynamo KV router article: hit
-rate over 30 %, routing under 5 ms, imbalance under 0.2.
-"""
-
 # The defaults are the targets of the Dynamo KV router article: hit rate over 30 %, routing under
 # 5 ms, imbalance under 0.2.
 ALERTS = """\

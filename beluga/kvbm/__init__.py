@@ -8,7 +8,7 @@ thresholds and the targets.
 """
 
 from beluga.kvbm.manager import OFFLOAD_POLICIES, BlockManager, CacheTier, SharedTier
-from beluga.kvbm.metrics import MissedTarget, Targets
+from beluga.kvbm.metrics import TARGETS, MissedTarget
 from beluga.kvbm.pool import (
     BlockPhase,
     BlockPool,
@@ -19,6 +19,7 @@ from beluga.kvbm.pool import (
 
 __all__ = [
     "OFFLOAD_POLICIES",
+    "TARGETS",
     "BlockManager",
     "BlockPhase",
     "BlockPool",
@@ -28,5 +29,4 @@ __all__ = [
     "MutableBlock",
     "RegisteredBlock",
     "SharedTier",
-    "Targets",
 ]

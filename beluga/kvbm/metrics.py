@@ -12,7 +12,7 @@ import functools
 import operator
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from beluga.metrics import REGISTRY, SECONDS, Gauge, Histogram, Registry
@@ -64,16 +64,13 @@ _READINGS: dict[str, Callable[[BlockPool], float]] = {
 """The value of each gauge."""
 
 
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """The targets of a healthy pool. Ratios are of the pool's blocks, latencies are 99th
-    percentiles.
-    """
-
-    available_share_min: float = 0.10
-    inflight_share_max: float = 0.90
-    allocation_s_max: float = 0.001
-    release_s_max: float = 0.0005
+TARGETS = {
+    "available_share_min": 0.10,
+    "inflight_share_max": 0.90,
+    "allocation_s_max": 0.001,
+    "release_s_max": 0.0005,
+}
+"""The targets of a healthy device: shares of its blocks, and 99th percentiles of times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,27 +108,24 @@ class BlockMetrics:
         self._gauges: list[tuple[Gauge, dict[str, str]]] = []
         for name, read in _READINGS.items():
             self._show(pool, name, read)
-        for field in fields(Targets):
-            labels = {"target": field.name}
-            self._show(pool, "target", functools.partial(_default_of, field.name), **labels)
-            is_missed = functools.partial(self._is_missed, field.name)
-            self._show(pool, "target_missed", is_missed, **labels)
+        for target, limit in TARGETS.items():
+            self._show(pool, "target", functools.partial(_constant, limit), target=target)
+            is_missed = functools.partial(self._is_missed, target)
+            self._show(pool, "target_missed", is_missed, target=target)
 
-    def missed(self, pool: BlockPool, targets: Targets) -> list[MissedTarget]:
+    def missed(self, pool: BlockPool) -> list[MissedTarget]:
         """Return the targets that the pool misses."""
-        available = pool.available_blocks / pool.total_blocks
-        inflight = pool.inflight_blocks / pool.total_blocks
-        allocation, release = self._slow(self.allocation), self._slow(self.release)
-        checks = (
-            ("available_share_min", available, available > targets.available_share_min),
-            ("inflight_share_max", inflight, inflight < targets.inflight_share_max),
-            ("allocation_s_max", allocation, allocation <= targets.allocation_s_max),
-            ("release_s_max", release, release <= targets.release_s_max),
-        )
+        values = {
+            "available_share_min": pool.available_blocks / pool.total_blocks,
+            "inflight_share_max": pool.inflight_blocks / pool.total_blocks,
+            "allocation_s_max": self._slow(self.allocation),
+            "release_s_max": self._slow(self.release),
+        }
         return [
-            MissedTarget(name, value, getattr(targets, name))
-            for name, value, is_met in checks
-            if not is_met
+            MissedTarget(name, value, limit)
+            for name, limit in TARGETS.items()
+            for value in [values[name]]
+            if (value < limit if name.endswith("_min") else value > limit)
         ]
 
     def move(self, count: int, kind: TransferClass) -> None:
@@ -157,12 +151,11 @@ class BlockMetrics:
         self._gauges.append((gauge, labels))
 
     def _is_missed(self, target: str, pool: BlockPool) -> bool:
-        return any(missed.name == target for missed in self.missed(pool, Targets()))
+        return any(missed.name == target for missed in self.missed(pool))
 
     def _slow(self, histogram: Histogram) -> float:
         return histogram.value(tier=self.tier).quantile(_QUANTILE)
 
 
-def _default_of(target: str, _: BlockPool) -> float:
-    value: float = getattr(Targets(), target)
+def _constant(value: float, _: BlockPool) -> float:
     return value

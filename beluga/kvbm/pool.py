@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from beluga._shared import when_forked
 from beluga.errors import TierError
-from beluga.kvbm.metrics import PREFETCH_ABOVE, BlockMetrics, MissedTarget, Targets
+from beluga.kvbm.metrics import PREFETCH_ABOVE, BlockMetrics, MissedTarget
 from beluga.threads import Thread
 
 if TYPE_CHECKING:
@@ -278,9 +278,9 @@ class BlockPool:
         with self._granting():
             self._inactive.keep_unsaved(keep)
 
-    def missed_targets(self, targets: Targets | None = None) -> list[MissedTarget]:
-        """Return the missed targets (default: those of :class:`Targets`)."""
-        return self.metrics.missed(self, targets or Targets())
+    def missed_targets(self) -> list[MissedTarget]:
+        """Return the missed targets."""
+        return self.metrics.missed(self)
 
     def reserve(
         self, request: Hashable, count: int, *, timeout_s: float | None = None

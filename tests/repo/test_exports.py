@@ -50,7 +50,7 @@ EXPORTS: dict[str, str] = {
     "beluga.tiers.disk": "DiskTier SpreadTier adopt_disk",
     "beluga.kvbm": (
         "BlockManager BlockPhase BlockPool CacheTier Key MissedTarget MutableBlock "
-        "OFFLOAD_POLICIES RegisteredBlock SharedTier Targets"
+        "OFFLOAD_POLICIES RegisteredBlock SharedTier TARGETS"
     ),
     "beluga.live": "CellState DeviceFacts LinkFacts Note Observer "
     "ServerFacts SessionFacts SlowCall Snapshot TenantFacts TierFacts",
