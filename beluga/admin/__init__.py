@@ -7,7 +7,7 @@ It runs in the server's process, on threads of its own. Users with access to the
 may use the socket; over TCP nothing can be changed.
 """
 
-from beluga.admin.local_socket import request, request_any, request_json, standing_by
+from beluga.admin.local_socket import request, request_any, request_json
 from beluga.admin.routes import (
     AdminRequest,
     AdminResponse,
@@ -36,5 +36,4 @@ __all__ = [
     "request_any",
     "request_json",
     "server_routes",
-    "standing_by",
 ]

@@ -6,33 +6,23 @@ A prefill engine computes a prompt's KV and its connector saves it into the pool
 finds it there as a prefix. So this package only queues prompts (:class:`TaskQueue`).
 """
 
-from beluga.disagg.prefill import Decide, Prefiller, PrefillOutcome
+from beluga.disagg.prefill import Prefiller, PrefillOutcome
 from beluga.disagg.queue import (
-    MAX_AGE_S,
     PATHS,
-    TASK_SIZE_MAX,
     TASKS_MAX,
-    VISIBILITY_S,
     Claim,
     PrefillTask,
     QueueSize,
     TaskQueue,
     Ticket,
-    decode_task,
-    encode_task,
     open_queue,
-    queue_name,
 )
-from beluga.disagg.worker import PrefillWorker, WorkerStat
+from beluga.disagg.worker import PrefillWorker
 
 __all__ = [
-    "MAX_AGE_S",
     "PATHS",
     "TASKS_MAX",
-    "TASK_SIZE_MAX",
-    "VISIBILITY_S",
     "Claim",
-    "Decide",
     "PrefillOutcome",
     "PrefillTask",
     "PrefillWorker",
@@ -40,9 +30,5 @@ __all__ = [
     "QueueSize",
     "TaskQueue",
     "Ticket",
-    "WorkerStat",
-    "decode_task",
-    "encode_task",
     "open_queue",
-    "queue_name",
 ]

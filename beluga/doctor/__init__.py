@@ -9,17 +9,13 @@
 A check needs neither a pool nor a server, a privilege or an optional package.
 """
 
-from beluga.doctor.checks import CHECKS, Check, diagnose, run_check
-from beluga.doctor.machine import Finding, Machine, PoolLook, UndeterminedError, Verdict
+from beluga.doctor.checks import Check, diagnose
+from beluga.doctor.machine import Finding, Machine, PoolLook
 
 __all__ = [
-    "CHECKS",
     "Check",
     "Finding",
     "Machine",
     "PoolLook",
-    "UndeterminedError",
-    "Verdict",
     "diagnose",
-    "run_check",
 ]

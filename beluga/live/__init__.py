@@ -6,29 +6,10 @@ It is made in the server's process on request, at most once a second, from the e
 """
 
 from beluga.live.observer import Observer
-from beluga.live.snapshot import (
-    CellState,
-    DeviceFacts,
-    LinkFacts,
-    Note,
-    ServerFacts,
-    SessionFacts,
-    SlowCall,
-    Snapshot,
-    TenantFacts,
-    TierFacts,
-)
+from beluga.live.snapshot import Note, Snapshot
 
 __all__ = [
-    "CellState",
-    "DeviceFacts",
-    "LinkFacts",
     "Note",
     "Observer",
-    "ServerFacts",
-    "SessionFacts",
-    "SlowCall",
     "Snapshot",
-    "TenantFacts",
-    "TierFacts",
 ]

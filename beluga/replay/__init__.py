@@ -12,7 +12,6 @@ from beluga.replay.trace import (
     ideal_hit_rate,
     make_workload,
     read_trace,
-    write_trace,
 )
 
 __all__ = [
@@ -26,5 +25,4 @@ __all__ = [
     "make_workload",
     "read_trace",
     "replay",
-    "write_trace",
 ]

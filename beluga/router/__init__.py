@@ -21,21 +21,13 @@ from beluga.router.events import (
     hash_blocks_by,
 )
 from beluga.router.feeds import PoolFeed, ReplayBuffer, Subscription, in_space
-from beluga.router.hashing import (
-    BlockHasher,
-    Era,
-    Tokens,
-    salt_seed,
-    unsigned,
-    with_extra_keys,
-)
+from beluga.router.hashing import BlockHasher, Tokens, with_extra_keys
 from beluga.router.indexer import Indexer
 from beluga.router.metrics import LoadReport, read_load
 from beluga.router.planner import Advice, Goals, Seen, advise
 from beluga.router.policies import (
     DEFAULT_POLICY,
     POLICIES,
-    Estimator,
     make_policy,
     read_policies,
     read_policy,
@@ -51,7 +43,6 @@ from beluga.router.policy import (
     Policy,
     Query,
     Remembers,
-    Usual,
 )
 from beluga.router.queue import ORDERS, FairQueue, RouterQueue
 from beluga.router.router import BusyThresholds, Constraints, Router
@@ -77,9 +68,7 @@ __all__ = [
     "Constraints",
     "CostEstimator",
     "Decision",
-    "Era",
     "Estimate",
-    "Estimator",
     "FairQueue",
     "FindMatches",
     "Goals",
@@ -110,7 +99,6 @@ __all__ = [
     "Tier",
     "TokenStore",
     "Tokens",
-    "Usual",
     "WireDecoder",
     "Worker",
     "WorkerMetrics",
@@ -124,8 +112,6 @@ __all__ = [
     "read_load",
     "read_policies",
     "read_policy",
-    "salt_seed",
     "settings_of",
-    "unsigned",
     "with_extra_keys",
 ]

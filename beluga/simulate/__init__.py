@@ -10,7 +10,6 @@ decode and copies take the time that beluga/router/costs.py gives.
 from beluga.simulate.formats import FORMATS, load_trace, trace_requests
 from beluga.simulate.memory import ORDERS
 from beluga.simulate.options import (
-    COUNT_MAX,
     ENGINES,
     MEMORIES,
     PRESETS,
@@ -21,12 +20,11 @@ from beluga.simulate.options import (
     unequal_memory,
 )
 from beluga.simulate.report import make_report
-from beluga.simulate.result import Course, Row, Spread, found_shares, goodput
+from beluga.simulate.result import Row, Spread, found_shares, goodput
 from beluga.simulate.run import simulate
 from beluga.simulate.trace import TIME_UNITS, Reading, Trace, TraceEntry, make_trace
 
 __all__ = [
-    "COUNT_MAX",
     "ENGINES",
     "FORMATS",
     "MEMORIES",
@@ -35,7 +33,6 @@ __all__ = [
     "SPEED_MAX",
     "SPEED_MIN",
     "TIME_UNITS",
-    "Course",
     "Options",
     "Reading",
     "Row",

@@ -34,7 +34,7 @@ from beluga.admin import (
     request_json,
     server,
 )
-from beluga.admin import standing_by as names_of_standbys
+from beluga.admin.local_socket import standing_by as names_of_standbys
 from beluga.errors import AdminError, CacheError, CallTimeoutError, NoServerError
 from beluga.listening import Token
 from beluga.rpc import METHOD_USER

@@ -13,7 +13,8 @@ import pytest
 
 from beluga import IndexServer, KVCache, Pool
 from beluga.admin import Admin, request, server_routes
-from beluga.live import CellState, Observer, Snapshot, observer
+from beluga.live import Observer, Snapshot, observer
+from beluga.live.snapshot import CellState
 from beluga.pool import STRIPE_SIZE
 from beluga.rpc import report
 from tests.rpc.other_machine import OtherMachine

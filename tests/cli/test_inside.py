@@ -49,9 +49,10 @@ from beluga.errors import (
 from beluga.events import EventSettings
 from beluga.gateway.settings import Address
 from beluga.index import IndexStat, Sessions
-from beluga.replay import Conversations, make_workload, write_trace
+from beluga.replay import Conversations, make_workload
 from beluga.replay.run import ReplayOptions
 from beluga.replay.run import Result as ReplayResult
+from beluga.replay.trace import write_trace
 from beluga.rpc import METHOD_USER, SILENT_S, Quota
 from beluga.tiers import TierSettings
 

@@ -25,7 +25,8 @@ from beluga import Client, IndexServer, KVCache, Pool
 from beluga.child import command
 from beluga.cli.top_frame import draw_frame
 from beluga.index import IndexClient
-from beluga.live import Note, Observer, SessionFacts, SlowCall, Snapshot, TenantFacts, TierFacts
+from beluga.live import Note, Observer, Snapshot
+from beluga.live.snapshot import SessionFacts, SlowCall, TenantFacts, TierFacts
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]

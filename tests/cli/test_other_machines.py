@@ -23,7 +23,8 @@ import beluga.pool.runtime
 from beluga import IndexServer, Pool
 from beluga.errors import RuntimeDirError
 from beluga.gateway.fleet import read_workers, workers_text
-from beluga.replay import Conversations, make_workload, write_trace
+from beluga.replay import Conversations, make_workload
+from beluga.replay.trace import write_trace
 from beluga.text import decode_text
 
 DENY = Path(__file__).resolve().parent.parent / "support/denied.py"

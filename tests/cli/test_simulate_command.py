@@ -17,7 +17,8 @@ from page.well_formed import Page
 from support.emulation import long
 
 from beluga.cli.app import app
-from beluga.replay import Conversations, default_requests, make_workload, write_trace
+from beluga.replay import Conversations, default_requests, make_workload
+from beluga.replay.trace import write_trace
 from beluga.router import POLICIES, Goals, costs
 from beluga.simulate import MEMORIES, PRESETS, Options, Row, Scale, found_shares, load_trace
 

@@ -20,7 +20,7 @@ from page.well_formed import Page, row
 from beluga import IndexServer, KVCache
 from beluga.cli import doctor as command
 from beluga.cli.app import app
-from beluga.doctor import CHECKS
+from beluga.doctor.checks import CHECKS
 from beluga.errors import BelugaError, VerifyError
 from beluga.pool import Pool
 from beluga.verify import MachineRecord, VerifyReport, VerifyResult

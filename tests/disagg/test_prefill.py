@@ -24,15 +24,8 @@ from hypothesis import strategies as st
 from support.list_queue import ListQueue, ListTicket
 from support.virtual_clock import run_virtually
 
-from beluga.disagg import (
-    TASK_SIZE_MAX,
-    Prefiller,
-    PrefillOutcome,
-    PrefillTask,
-    PrefillWorker,
-    QueueSize,
-    encode_task,
-)
+from beluga.disagg import Prefiller, PrefillOutcome, PrefillTask, PrefillWorker, QueueSize
+from beluga.disagg.queue import TASK_SIZE_MAX, encode_task
 from beluga.disagg.worker import WorkerStat, prefill_request
 from beluga.errors import QueueError, QueueFullError, WorkerError
 from beluga.limit import LogLimit

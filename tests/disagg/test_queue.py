@@ -23,17 +23,16 @@ import numpy as np
 import pytest
 from support import role
 
-from beluga.disagg import (
+from beluga.disagg import PrefillTask, open_queue, pool_queue
+from beluga.disagg.pool_queue import PoolQueue, _packed, _unpacked
+from beluga.disagg.queue import (
     TASK_SIZE_MAX,
-    PrefillTask,
+    Claim,
+    TaskQueue,
     decode_task,
     encode_task,
-    open_queue,
-    pool_queue,
     queue_name,
 )
-from beluga.disagg.pool_queue import PoolQueue, _packed, _unpacked
-from beluga.disagg.queue import Claim, TaskQueue
 from beluga.errors import BadValueError, QueueError, QueueFullError
 from beluga.index import IndexClient, Lookup
 from beluga.pool import Pool

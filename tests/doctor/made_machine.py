@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from beluga.doctor import CHECKS, Finding, Machine, run_check
+from beluga.doctor import Finding, Machine
+from beluga.doctor.checks import CHECKS, run_check
 
 CLOCK = "sys/devices/system/clocksource/clocksource0"
 THP = "sys/kernel/mm/transparent_hugepage"

@@ -26,16 +26,9 @@ from made_machine import (
     spoil,
 )
 
-from beluga.doctor import (
-    CHECKS,
-    Check,
-    Machine,
-    PoolLook,
-    UndeterminedError,
-    Verdict,
-    diagnose,
-    run_check,
-)
+from beluga.doctor import Check, Machine, PoolLook, diagnose
+from beluga.doctor.checks import CHECKS, run_check
+from beluga.doctor.machine import UndeterminedError, Verdict
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/operate/operations.md"
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from made_machine import MIB, finding, made
 
-from beluga.doctor import CHECKS, Finding, Machine, PoolLook
+from beluga.doctor import Finding, Machine, PoolLook
+from beluga.doctor.checks import CHECKS
 from beluga.doctor.machine import PoolInspection
 from beluga.errors import (
     BootIdError,

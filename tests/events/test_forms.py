@@ -20,8 +20,8 @@ from support.blocks import eventually
 
 from beluga import KVCache
 from beluga.errors import RouterError
-from beluga.events import FORMS, EventService, EventSettings, EventSource, form_named
-from beluga.events.forms import RUN_MAX, object_prefix
+from beluga.events import EventService, EventSettings, form_named
+from beluga.events.forms import FORMS, RUN_MAX, EventSource, object_prefix
 from beluga.index import IndexServer, chain_names
 from beluga.pool import Pool
 from beluga.router import (

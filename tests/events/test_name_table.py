@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from beluga.events import NameTable
 from beluga.events.forms import encode_pool
+from beluga.events.table import NameTable
 from beluga.index import CHANGE, REMOVED, STORED, chain_names
 from beluga.router import (
     Cleared,

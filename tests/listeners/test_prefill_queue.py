@@ -16,7 +16,8 @@ pytest.importorskip("nats", reason="nats-py is not installed")
 
 import msgspec
 
-from beluga.disagg import PATHS, PrefillTask, decode_task, encode_task, open_queue
+from beluga.disagg import PATHS, PrefillTask, open_queue
+from beluga.disagg.queue import decode_task, encode_task
 from beluga.errors import BadValueError, QueueError
 from beluga.listening import shown_url
 

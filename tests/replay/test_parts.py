@@ -38,7 +38,6 @@ from beluga.replay import (
     make_workload,
     process,
     run,
-    write_trace,
 )
 from beluga.replay import blocks as blocks_module
 from beluga.replay import read_trace as read
@@ -46,7 +45,7 @@ from beluga.replay.blocks import Contents, digests
 from beluga.replay.client import ReplayWorker
 from beluga.replay.process import Dispatcher, Job, Process, pool_size_for, report, tickets
 from beluga.replay.run import summarize
-from beluga.replay.trace import TraceRequest
+from beluga.replay.trace import TraceRequest, write_trace
 
 GOOD = '{"timestamp": 1, "input_length": 2, "output_length": 3, "hash_ids": [4, 5]}\n'
 TRACES = Path(__file__).resolve().parent.parent.parent.parent / "shared/traces"

@@ -26,7 +26,8 @@ from beluga.child import command
 from beluga.errors import NoServerError, ReplayError
 from beluga.index import IndexClient
 from beluga.pool import Pool
-from beluga.replay import Conversations, TraceRequest, client, make_workload, write_trace
+from beluga.replay import Conversations, TraceRequest, client, make_workload
+from beluga.replay.trace import write_trace
 from beluga.rpc import Client
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -52,11 +52,10 @@ EXPORTS: dict[str, str] = {
         "BlockManager BlockPhase BlockPool CacheTier Key MissedTarget MutableBlock "
         "OFFLOAD_POLICIES RegisteredBlock SharedTier TARGETS"
     ),
-    "beluga.live": "CellState DeviceFacts LinkFacts Note Observer "
-    "ServerFacts SessionFacts SlowCall Snapshot TenantFacts TierFacts",
+    "beluga.live": ("Note Observer Snapshot"),
     "beluga.admin": (
         "Admin AdminResponse ServerHealth AdminRequest Route Routes request request_json "
-        "request_any json_response lane_routes page_routes read_address server_routes standing_by"
+        "request_any json_response lane_routes page_routes read_address server_routes"
     ),
     "beluga.verify": "VerifyResult MachineRecord VerifyReport verify_pool",
     "beluga.kvcache": (
@@ -65,36 +64,32 @@ EXPORTS: dict[str, str] = {
         "namespaces_changed_ns HintResult hint_level OpTicket OpWorker"
     ),
     "beluga.router": (
-        "Advice BlockHasher BusyThresholds Candidate Candidates Choice Constraints CostEstimator "
-        "Decision Era Estimate Estimator FindMatches Goals Load LoadTracker Matches "
-        "LoadReport ORDERS Overlap POLICIES Policy Prompt Query RULES "
-        "Router RouterQueue FairQueue Seen Tokens Worker WorkerMetrics advise costs "
-        "make_policy model_costs ModelCosts salt_seed unsigned Cleared Indexer Removed "
-        "RouterEvent Stored Tier "
-        "ApproximateIndexer PredictiveIndexer Subscription WireDecoder hash_blocks_by "
-        "ReplayBuffer PoolEvent PoolFeed DEFAULT_POLICY "
-        "read_policies read_policy settings_of HashBlocks Usual with_extra_keys "
-        "read_load in_space Overlaps Remembers TOKENS_FRAME_MAX TOKENS_TAG TokenStore pack_tokens"
+        "Advice BlockHasher BusyThresholds Candidate Candidates Choice Constraints "
+        "CostEstimator Decision Estimate FindMatches Goals Load LoadTracker Matches LoadReport "
+        "ORDERS Overlap POLICIES Policy Prompt Query RULES Router RouterQueue FairQueue Seen "
+        "Tokens Worker WorkerMetrics advise costs make_policy model_costs ModelCosts Cleared "
+        "Indexer Removed RouterEvent Stored Tier ApproximateIndexer PredictiveIndexer "
+        "Subscription WireDecoder hash_blocks_by ReplayBuffer PoolEvent PoolFeed DEFAULT_POLICY "
+        "read_policies read_policy settings_of HashBlocks with_extra_keys read_load in_space "
+        "Overlaps Remembers TOKENS_FRAME_MAX TOKENS_TAG TokenStore pack_tokens"
     ),
     "beluga.disagg": (
-        "Claim PrefillOutcome Decide MAX_AGE_S PATHS PrefillTask PrefillWorker Prefiller QueueSize "
-        "TASKS_MAX TASK_SIZE_MAX TaskQueue Ticket VISIBILITY_S WorkerStat decode_task encode_task "
-        "open_queue queue_name"
+        "Claim PrefillOutcome PATHS PrefillTask PrefillWorker Prefiller QueueSize TASKS_MAX "
+        "TaskQueue Ticket open_queue"
     ),
     "beluga.simulate": (
-        "COUNT_MAX Course ENGINES FORMATS MEMORIES ORDERS Options PRESETS TraceEntry Reading Row "
-        "SPEED_MAX SPEED_MIN Scale Spread TIME_UNITS Trace "
-        "found_shares goodput load_trace make_report make_trace simulate "
-        "trace_requests unequal_memory"
+        "ENGINES FORMATS MEMORIES ORDERS Options PRESETS TraceEntry Reading Row SPEED_MAX "
+        "SPEED_MIN Scale Spread TIME_UNITS Trace found_shares goodput load_trace make_report "
+        "make_trace simulate trace_requests unequal_memory"
     ),
-    "beluga.events": "EventService EventSettings FORMS NameTable EventSource form_named",
+    "beluga.events": ("EventService EventSettings form_named"),
     "beluga.gateway": (
         "Address Callers EngineSpec Limits Prefill Service Settings read_engines "
         "read_queues read_thresholds run serve"
     ),
     "beluga.replay": (
         "DEFAULT_BLOCK_TOKENS Conversations default_requests ReplayOptions TraceRequest Result "
-        "ideal_hit_rate make_workload read_trace replay write_trace"
+        "ideal_hit_rate make_workload read_trace replay"
     ),
 }
 

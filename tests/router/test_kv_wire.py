@@ -15,21 +15,11 @@ from support.emulation import fewer
 from xxhash import xxh3_64_intdigest
 
 from beluga.errors import EventError, RouterError
-from beluga.router import (
-    BlockHasher,
-    Cleared,
-    Indexer,
-    Removed,
-    Stored,
-    Tier,
-    Worker,
-    salt_seed,
-    unsigned,
-)
+from beluga.router import BlockHasher, Cleared, Indexer, Removed, Stored, Tier, Worker
 from beluga.router import events as wire_module
 from beluga.router.events import Frame, WireDecoder, decode_frames, hash_blocks_by, replay_request
 from beluga.router.feeds import Subscription
-from beluga.router.hashing import xxh3
+from beluga.router.hashing import salt_seed, unsigned, xxh3
 
 msgspec = pytest.importorskip("msgspec", reason="msgspec is not installed (the extra 'router')")
 

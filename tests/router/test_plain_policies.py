@@ -19,11 +19,11 @@ from beluga.router import (
     Load,
     Overlap,
     Query,
-    Usual,
     Worker,
     costs,
     make_policy,
 )
+from beluga.router.policy import Usual
 from beluga.router.tracker import ActivePrefills
 
 COUNTS = st.one_of(st.integers(0, 40), st.integers(0, 1 << 20))

@@ -24,7 +24,6 @@ from beluga.router import (
     Overlap,
     Query,
     Router,
-    Usual,
     Worker,
     costs,
     make_policy,
@@ -35,6 +34,7 @@ from beluga.router import (
 from beluga.router.costs import ModelCosts
 from beluga.router.policies.cached import CacheAware, CacheAwareTree, Linear, SentPrefixes
 from beluga.router.policies.timed import LeastCost, MinTtft
+from beluga.router.policy import Usual
 
 QUERY = Query(isl=160, block_size=16, hashes=range(10), sequence=range(10))
 

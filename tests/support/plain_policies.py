@@ -13,7 +13,8 @@ from itertools import accumulate
 from random import Random
 from typing import Any, NamedTuple
 
-from beluga.router import Candidate, CostEstimator, Query, Usual
+from beluga.router import Candidate, CostEstimator, Query
+from beluga.router.policy import Usual
 
 Plain = tuple[int, list[float], float | None]
 

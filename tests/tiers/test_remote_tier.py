@@ -23,8 +23,8 @@ from support.virtual_clock import Clock
 from beluga.coherence import crc32c
 from beluga.metrics import REGISTRY, Distribution
 from beluga.tiers.hanging import StoreThreads
-from beluga.tiers.remote import Breaker, RefusedError, RemoteSettings, RemoteTier
-from beluga.tiers.remote.health import CLOSED, HALF_OPEN, OPEN
+from beluga.tiers.remote import RefusedError, RemoteSettings, RemoteTier
+from beluga.tiers.remote.health import CLOSED, HALF_OPEN, OPEN, Breaker
 from beluga.tiers.remote.tier import HEADER, WrongObjectError, name_of, pack, unpack
 
 THREADS = 4

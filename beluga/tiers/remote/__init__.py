@@ -21,7 +21,6 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from beluga.errors import TierError
 from beluga.listening import shown_url
-from beluga.tiers.remote.health import Breaker
 from beluga.tiers.remote.mooncake import MooncakeStore
 from beluga.tiers.remote.objects import ObstoreStore, no_panic, object_store, store_location
 from beluga.tiers.remote.store import ObjectStore, RefusedError, RemoteSettings
@@ -29,7 +28,6 @@ from beluga.tiers.remote.tier import RemoteTier
 from beluga.tiers.remote.valkey import ValkeyStore
 
 __all__ = [
-    "Breaker",
     "ObjectStore",
     "RefusedError",
     "RemoteSettings",
