@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
-
 from beluga.choices import (
     COST_MODELS,
     DEFAULT_COST_MODEL,
@@ -92,7 +90,6 @@ _SPARE = (
     *("queue ms", "link", "imbalance", "DRAM", "pool", "HBM", "rejects", "p50", "TPOT ms", "p99"),
     *("p90", "hits", "worker hours"),
 )
-_BAR_WIDTH = 60  # characters
 
 
 def _capacity(text: str | int) -> int:
@@ -143,7 +140,6 @@ def simulate(
     ttft_goal: Annotated[float | None, Option(min=0.001)] = None,
     reading: Annotated[TraceOptions, OptionGroup(trace_options)],
     preset: Annotated[str | None, Option(words=PRESETS)] = None,
-    plot: bool = False,
     report: Path | None = None,
     wide: Wide = False,
     json: Json = False,
@@ -175,7 +171,6 @@ def simulate(
     --planner: Let the planner add and stop workers, up to N.
     --ttft-goal SECONDS: The objective of the planner and the report: seconds to the first token.
     --preset: feasibility is the setup of the reference replay; it overrides other options.
-    --plot: Also draw bars of the mean TTFT.
     --report FILE: Write a page that compares all policies to this file (.html).
     """
     from beluga.router import Goals
@@ -230,7 +225,7 @@ def simulate(
         read = None if loaded.reading is None else loaded.reading.facts()
         print_json([dataclasses.asdict(row) | {"read": read} for row in rows])
     else:
-        _show(loaded, rows, cases[0], speeds, seeds, wide=wide, plot=plot)
+        _show(loaded, rows, cases[0], speeds, seeds, wide=wide)
 
 
 def _options(*, model: str, **values: Any) -> Options:
@@ -266,7 +261,6 @@ def _show(
     seeds: int,
     *,
     wide: bool,
-    plot: bool,
 ) -> None:
     rows = [row for row in rows if row.seed is None]
     loads = ", ".join(f"{speed:g}x" for speed in speeds)
@@ -287,8 +281,6 @@ def _show(
         wide=wide,
     )
     _warn_of_queues(trace, rows)
-    if plot:
-        _plot(rows)
 
 
 def _scale(text: str | None) -> Scale | None:
@@ -316,14 +308,3 @@ def _warn_of_queues(trace: Trace, rows: Sequence[Row]) -> None:
         f"{worst.speed * len(trace) / trace.duration_s:.3g} requests arrive in a second, and "
         f"{worst.throughput_per_s:.3g} are served; try a smaller --speed or more --workers"
     )
-
-
-def _plot(rows: Sequence[Row]) -> None:
-    rows = [row for row in rows if row.seed is None]
-    several = len({row.speed for row in rows}) > 1
-    longest = max((row.ttft_mean_s or 0.0 for row in rows), default=0.0)
-    for row in rows:
-        if row.ttft_mean_s is not None and longest:
-            bar = "#" * max(1, round(_BAR_WIDTH * row.ttft_mean_s / longest))
-            speed = f" {row.speed:g}x" if several else ""
-            click.echo(f"{row.policy:>16} {row.memory:5}{speed} {bar} {row.ttft_mean_s:.3g} s")

@@ -74,7 +74,7 @@ def test_a_table_sets_a_commands_options(write: Write) -> None:
         size = 4096
         [simulate]
         pool-bytes = "1.5GB"
-        plot = true
+        wide = true
         """
     )
     served = given("serve")
@@ -84,7 +84,7 @@ def test_a_table_sets_a_commands_options(write: Write) -> None:
     options = given("pool", "create", "x")
     assert (options["interleave"], options["device_size"]) == (False, 4096)
     simulated = given("simulate", "x")
-    assert (simulated["pool"], simulated["plot"]) == (1_500_000_000, True)
+    assert (simulated["pool"], simulated["wide"]) == (1_500_000_000, True)
     assert given("gateway")["port"] == 8080
 
 

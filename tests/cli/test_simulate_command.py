@@ -77,12 +77,12 @@ def test_json_has_the_detected_format_that_stderr_shows(
     assert (read["skipped"], read["left_out"]) == ([], {})
 
 
-def test_text_output_is_a_table_bars_and_a_page(run: Run, trace: Path, tmp_path: Path) -> None:
+def test_the_output_is_rows_and_a_page(run: Run, trace: Path, tmp_path: Path) -> None:
     hostile = tmp_path / "<img src=x>&'.jsonl"
     hostile.write_bytes(trace.read_bytes())
     report = tmp_path / "report.html"
     options = ("--policy", "least-cost,min-ttft", "--speed", "4,8", "--report", report)
-    ended = run("simulate", hostile, *options, "--plot", "--json")
+    ended = run("simulate", hostile, *options, "--json")
     assert ended.stderr.startswith(f"read {hostile.name}: format mooncake (guessed; --format)")
     assert ended.stderr.count("\n") == 1
     read = Page(report.read_text())
@@ -97,8 +97,6 @@ def test_text_output_is_a_table_bars_and_a_page(run: Run, trace: Path, tmp_path:
         assert f"{100 * row['hit_rate']:.3g} %" in shown
         assert len(row["course"]["waiting"]) == len(row["course"]["end_s"])
     assert {"Over time", "All figures", "What was simulated"} <= set(read.texts["h2"])
-    people = run("simulate", trace, "--policy", "random", "--plot")
-    assert "TTFT" in people.stdout and "####" in people.stdout
 
 
 def test_other_clusters_can_be_described(run: Run, trace: Path) -> None:
@@ -228,10 +226,9 @@ def test_device_capacities_are_decimal(simulation: Simulation, text: str, size: 
 
 
 def test_each_speed_is_run_once(simulation: Simulation) -> None:
-    shown = beluga("t", "--speed", "1,2.5,1", "--plot")
+    shown = beluga("t", "--speed", "1,2.5,1")
     assert simulation.speeds == [1.0, 2.5]
     assert "at 1x, 2.5x" in shown.stdout and "speed" in shown.stdout
-    assert "random pool  2.5x ##" in shown.stdout
 
 
 def test_a_preset_overrides_the_rest(simulation: Simulation) -> None:
@@ -255,37 +252,17 @@ def test_before_and_after_are_shown_if_workers_are_added(simulation: Simulation)
     assert "worker hours" not in shown.stdout
 
 
-def test_simulate_prints_means_over_seeds_and_bars_on_request(simulation: Simulation) -> None:
+def test_simulate_prints_means_over_seeds(simulation: Simulation) -> None:
     shown = beluga("t", "--speed", 2)
     assert "a-trace: 7 requests at 2x, 1 seed" in shown.stdout
     assert shown.stdout.count("random") == 1
-    assert "#" not in shown.stdout
     assert "simulating" in shown.stderr
 
 
 def test_json_has_every_row_and_the_assumptions(simulation: Simulation) -> None:
-    shown = beluga("t", "--json", "--plot")
+    shown = beluga("t", "--json")
     assert [row["seed"] for row in json.loads(shown.stdout)] == [0, None]
     assert shown.stderr == "read a-trace: format mooncake\n"
-
-
-def test_bars_are_scaled_to_the_longest(simulation: Simulation) -> None:
-    simulation.rows = [row("linear", 4.0), row("random", 1.0), row("min-ttft", 0.0001),
-                       row("two-choices", None)]  # fmt: skip
-    lines = beluga("t", "--plot").stdout.splitlines()
-    assert lines[-3:] == [
-        f"          linear pool  {'#' * 60} 4 s",
-        f"          random pool  {'#' * 15} 1 s",
-        "        min-ttft pool  # 0.0001 s",
-    ]
-    assert "two-choices" not in "".join(lines[-3:])
-
-
-@pytest.mark.parametrize("rows", [[], [row("linear", 0.0)], [row("linear", None)]])
-def test_without_values_there_are_no_bars(simulation: Simulation, rows: list[Row]) -> None:
-    simulation.rows = rows
-    shown = beluga("t", "--plot")
-    assert (shown.exit_code, "#" in shown.stdout) == (0, False)
 
 
 @pytest.mark.parametrize(("local", "warned"), [("99GiB", False), ("101GiB", False), ("98GiB", True),
