@@ -43,6 +43,7 @@ CORE_HEADERS = (
 QUEUE_HEADERS = ("format/dsa.h", "api/dsa_queue.h")
 # The simulator has its own device. The last one is for the queue in software that tests have.
 DSA_HEADERS = (*QUEUE_HEADERS, "api/dsa.h", "dsa/execute.h")
+CUDA_HEADERS = ("api/cuda.h",)  # the simulator has no GPU
 
 WARNINGS = ["-Wall", "-Wextra", "-Wundef", "-Wvla", "-Wno-unused-function"]
 
@@ -115,7 +116,7 @@ def builder(
             *("-std=gnu11", "-O2", "-ffp-contract=off", "-fvisibility=hidden"),
             *(*WARNINGS, *strict, *flags),
         ],
-        libraries=["pthread", "m"],
+        libraries=["pthread", "m", "dl"],
     )
     return ffi
 
@@ -124,4 +125,4 @@ def core() -> FFI:
     """Return the builder of ``_core``, which has the verbs of ``csrc/coherence/coherence.h`` as
     instructions.
     """
-    return builder("beluga._core", (*CORE_HEADERS, *DSA_HEADERS))
+    return builder("beluga._core", (*CORE_HEADERS, *DSA_HEADERS, *CUDA_HEADERS))

@@ -62,6 +62,7 @@
 #include "transfer/thread_pool.c"
 #include "transfer/cache_maintenance.c"
 #include "transfer/plan.c"
+#include "transfer/runs.c"
 #include "transfer/spans.c"
 #include "transfer/cpu.c"
 #include "transfer/block.c"
@@ -137,3 +138,7 @@
 #include "routing/sent.c"
 #include "routing/active.c"
 #include "routing/cost.c"
+
+#include "cuda/driver.c"
+#include "cuda/windows.c"
+#include "cuda/engine.c"

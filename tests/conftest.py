@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 from support import forked
 from support.emulation import PATIENCE, lighten
-from support.fake_cupy import FakeCuda
 
 from beluga.errors import EngineUnavailableError
 
@@ -127,10 +126,10 @@ def shm(memory_root: Path) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def compiled() -> None:
     """The kernels can be compiled for this CPU, or the test is skipped."""
-    from beluga_bench.gpu.host_driver import HostDriver
+    from beluga_bench.gpu.stub import library
 
     try:
-        HostDriver().close()
+        library()
     except EngineUnavailableError as error:
         pytest.skip(str(error))
 
@@ -175,14 +174,3 @@ def run(start: Start) -> Run:
         return subprocess.CompletedProcess(child.args, child.returncode, stdout, stderr)
 
     return run
-
-
-@pytest.fixture
-def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    """Install a stand-in for cupy and a GPU."""
-    try:
-        made = FakeCuda()
-    except EngineUnavailableError as error:
-        pytest.skip(str(error))
-    made.install(monkeypatch)
-    return made

@@ -42,7 +42,7 @@ CHECKS: tuple[Check, ...] = (
     Check("dsa-queues", hardware.check_dsa_queues),
     Check("dsa-access", hardware.check_dsa_access),
     Check("gpu-driver", hardware.check_gpu_driver),
-    Check("cupy", hardware.check_cupy),
+    Check("nvrtc", hardware.check_nvrtc),
     Check("gpu-peer", hardware.check_gpu_peer),
     *(Check(name, hardware.engine_check(name)) for name in RELEASES),
     *(Check(extra.module, hardware.extra_check(extra)) for extra in hardware.EXTRAS),

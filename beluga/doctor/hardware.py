@@ -452,8 +452,7 @@ def check_io_uring(machine: Machine) -> Verdict:
 
 _NVIDIA, _DISPLAY = "0x10de", "0x03"  # PCI's numbers of a vendor and of a class
 _CUDA12, _CUDA13 = 525, 580  # the first drivers for them
-_CUPY_MIN = 14
-_CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+_NVRTC = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu13", "nvidia-cuda-nvrtc-cu12")
 
 
 def quoted_command(failure: Exception) -> str | None:
@@ -569,38 +568,25 @@ def check_gpu_driver(machine: Machine) -> Verdict:
         )
     if driver < _CUDA12:
         return warning(
-            f"NVIDIA's driver {driver} is too old for CUDA 12 and cupy",
+            f"NVIDIA's driver {driver} is too old for CUDA 12",
             "update the driver to 580 or later",
         )
     return ok(f"NVIDIA's driver {driver}, for CUDA {13 if driver >= _CUDA13 else 12}")
 
 
-def check_cupy(machine: Machine) -> Verdict:
-    """Check for the package that the CUDA engine needs."""
+def check_nvrtc(machine: Machine) -> Verdict:
+    """Check for the compiler that the CUDA engine needs."""
     driver = _driver(machine)
     if driver is None:
-        return ok("without a GPU's driver cupy is not needed")
+        return ok("without a GPU's driver NVRTC is not needed")
     cuda = 13 if driver >= _CUDA13 else 12
     fix = f"pip install 'beluga-kv[cuda{cuda}]'"
-    cause = machine.why_no_engine("cuda")
-    if cause is None and (failed := machine.why_no_import("cupy")) is not None:
-        cause = f"cupy cannot be imported ({failed})"
-    if cause is not None:
+    if (cause := machine.why_no_engine("cuda")) is not None:
         return warning(f"{cause}; without it blocks go through host memory", fix)
-    name, version = next(
-        ((name, version) for name in _CUPY if (version := machine.version(name)) is not None),
-        ("cupy", ""),
-    )
-    major = version.partition(".")[0]
-    if not major.isdecimal():
-        return unknown(f"cupy is importable, but its version is {version!r}", "pip show cupy")
-    if name == "cupy-cuda13x" and cuda < 13:
-        return warning(f"{name} needs a driver from {_CUDA13} on; this is {driver}", fix)
-    if int(major) < _CUPY_MIN:
-        return warning(
-            f"{name} {version} has no streams with priorities", f"pip install -U '{name}>=14'"
-        )
-    return ok(f"{name} {version}")
+    found = {name: text for name in _NVRTC if (text := machine.version(name)) is not None}
+    if found and cuda < 13 and all(text.startswith("13.") for text in found.values()):
+        return warning(f"NVRTC 13 needs a driver from {_CUDA13} on; this is {driver}", fix)
+    return ok(", ".join(f"{name} {text}" for name, text in found.items()) or "NVRTC of a toolkit")
 
 
 def check_gpu_peer(machine: Machine) -> Verdict:

@@ -50,8 +50,7 @@ from beluga.transfer.view import (
 )
 
 if TYPE_CHECKING:
-    from beluga.transfer.cuda import CudaEngine, CupyDriver
-    from beluga.transfer.cuda import Driver as CudaDriver
+    from beluga.transfer.cuda import CudaDevice, CudaEngine
 
 __all__ = [
     "CHUNK",
@@ -66,9 +65,8 @@ __all__ = [
     "CopySettings",
     "CpuEngine",
     "CudaArray",
-    "CudaDriver",
+    "CudaDevice",
     "CudaEngine",
-    "CupyDriver",
     "Direction",
     "DsaEngine",
     "EngineChoice",
@@ -111,6 +109,6 @@ __all__ = [
 if not TYPE_CHECKING:  # otherwise a type checker would accept every name
 
     def __getattr__(name):
-        if name not in ("CudaDriver", "CudaEngine", "CupyDriver"):
+        if name not in ("CudaDevice", "CudaEngine"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module("beluga.transfer.cuda"), name.replace("CudaDriver", "Driver"))
+        return getattr(import_module("beluga.transfer.cuda"), name)

@@ -93,7 +93,7 @@ ENGINES: dict[str, EngineEntry] = {
         EngineEntry(
             name="cuda",
             open=lambda pool, threads: _cuda().CudaEngine(pool),
-            why_none=lambda: _cuda().why_no_cupy(),
+            why_none=lambda: _cuda().why_no_cuda(),
             memory="gpu",
         ),
     )

@@ -80,7 +80,7 @@ class Step(_Word):
 # A thread flushes 8 MiB in 0.4 to 0.6 ms, and starts a kernel in a twentieth of that.
 _RANGE_SIZE = 8 << 20
 
-_CARE = {
+MAINTENANCE = {
     Step.FENCE: lib.BL_MAINTENANCE_FENCE,
     Step.INVALIDATE: lib.BL_MAINTENANCE_INVALIDATE,
     Step.FLUSH: lib.BL_MAINTENANCE_FLUSH,
@@ -151,7 +151,7 @@ class CacheMaintenance:
     def _run(self, plan: Plan, step: Step) -> None:
         struct = plan.struct()
         with self.pool.using() as handle:
-            code = lib.bl_plan_maintenance(handle, struct, _CARE[step], self.threads)
+            code = lib.bl_plan_maintenance(handle, struct, MAINTENANCE[step], self.threads)
         if code < 0:
             raise_for_status(code, f"{step} for a device")
 

@@ -21,7 +21,7 @@ import numpy as np
 from beluga.errors import BelugaError, EngineUnavailableError
 from beluga.pool import Pool
 from beluga.threads import wait_for
-from beluga.transfer import CudaDriver, CudaEngine, CupyDriver, Plan, plan_blocks
+from beluga.transfer import CudaDevice, CudaEngine, Plan, plan_blocks
 from beluga.transfer.policy import CacheMaintenance, Step
 from beluga.transfer.policy import PolicyRow as Steps
 
@@ -61,7 +61,7 @@ def cupy_product() -> Once:
 def gpu_beside(
     recorder: Recorder,
     pool: Pool,
-    make: Callable[[], CudaDriver] = CupyDriver,
+    make: Callable[[], CudaDevice] = CudaDevice,
     product: Callable[[], Once] = cupy_product,
 ) -> list[Row]:
     """Return a row for each direction of the copies, or why there is none."""
@@ -80,16 +80,16 @@ def _row(  # noqa: PLR0913, PLR0917  one row's own
     name: str,
     pool: Pool,
     case: str,
-    make: Callable[[], CudaDriver],
+    make: Callable[[], CudaDevice],
     product: Callable[[], Once],
 ) -> Row:
     options = recorder.options
     options.report(f"copy {name}")
     maintenance = CacheMaintenance(pool, Steps(Step.FENCE, Step.FENCE))
+    driver = make()
     with (
-        contextlib.closing(make()) as driver,
         contextlib.closing(
-            CudaEngine(pool, driver=driver, window_size=_WINDOW_SIZE, maintenance=maintenance)
+            CudaEngine(pool, driver, window_size=_WINDOW_SIZE, maintenance=maintenance)
         ) as engine,
         _quick_switches(),
     ):
@@ -114,7 +114,7 @@ def _row(  # noqa: PLR0913, PLR0917  one row's own
             times.append(time.perf_counter() - before)
 
         def loaded() -> float:
-            with _copying(driver, engine, case, plan, copied):
+            with _copying(engine, case, plan, copied):
                 return rate(timed, count)
 
         ratio = race(
@@ -150,9 +150,7 @@ def _quick_switches() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _copying(
-    driver: CudaDriver, engine: CudaEngine, case: str, plan: Plan, copied: list[float]
-) -> Iterator[None]:
+def _copying(engine: CudaEngine, case: str, plan: Plan, copied: list[float]) -> Iterator[None]:
     """Copy blocks in a thread again and again; the first copy ends before measurements start.
 
     Adds the GB/s of the copies to ``copied``. Raises the copy's BelugaError when the copying ends.
@@ -162,7 +160,6 @@ def _copying(
     errors: list[BelugaError] = []
 
     def run() -> None:
-        driver.use()
         count, before = 0, time.perf_counter()
         try:
             ahead = start(plan)

@@ -14,8 +14,7 @@ from statistics import median
 
 import numpy as np
 
-from beluga.transfer import Transfer
-from beluga.transfer.cuda import Driver
+from beluga.transfer import CudaDevice, Transfer
 
 from ..harness.options import Options
 from ..harness.ratio import race
@@ -35,7 +34,7 @@ class StreamClock:
     of the host's time.
     """
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: CudaDevice) -> None:
         self._driver = driver
         self._source, self._target = (driver.allocate(_BALLAST_SIZE) for _ in range(2))
         self.stream = driver.make_stream(urgent=True)

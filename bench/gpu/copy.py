@@ -18,8 +18,7 @@ import numpy as np
 
 from beluga.errors import BelugaError, EngineUnavailableError
 from beluga.pool import Pool
-from beluga.transfer import Plan, plan_blocks, plan_rows
-from beluga.transfer.cuda import CudaEngine, CupyDriver, Driver
+from beluga.transfer import CudaDevice, CudaEngine, Plan, plan_blocks, plan_rows
 from beluga.transfer.policy import CacheMaintenance, Step
 from beluga.transfer.policy import PolicyRow as Steps
 
@@ -27,6 +26,7 @@ from ..harness.row import Recorder, Row
 from ..harness.tokens import MODELS, Model, selection
 from .clock import StreamClock
 from .peers import peer_rows
+from .runs import runs_of
 
 FRAGMENTS, FRAGMENT_SIZE = 128, 20 << 10  # per block of 16 tokens of a 32B model
 BLOCK_SIZE = FRAGMENTS * FRAGMENT_SIZE
@@ -41,20 +41,22 @@ _SHARE = 4  # the engine's default
 _APART = Steps(Step.FENCE, Step.FENCE)
 
 
-def gpu_copy(recorder: Recorder, pool: Pool, make: Callable[[], Driver] = CupyDriver) -> list[Row]:
+def gpu_copy(
+    recorder: Recorder, pool: Pool, make: Callable[[], CudaDevice] = CudaDevice
+) -> list[Row]:
     """Return the rows of dense and sparse copies, and of the peers."""
     rows = []
     shares = SMOKE_SHARES if recorder.options.smoke else SHARES
     try:
-        with contextlib.closing(make()) as driver:
-            for share in (_SHARE, *shares):
-                rows += _by(recorder, pool, driver, share)
+        driver = make()
+        for share in (_SHARE, *shares):
+            rows += _by(recorder, pool, driver, share)
     except EngineUnavailableError as error:
         rows = _skipped(recorder, error)
     return rows
 
 
-def _by(recorder: Recorder, pool: Pool, driver: Driver, share: int) -> list[Row]:
+def _by(recorder: Recorder, pool: Pool, driver: CudaDevice, share: int) -> list[Row]:
     """Return all rows of the default share of the GPU, or those of the largest batch for another
     one. An error ends the rows of this share and of no other.
     """
@@ -73,12 +75,12 @@ def _skipped(recorder: Recorder, error: BelugaError) -> list[Row]:
     return [recorder.skipped(case, str(error), engine="cuda") for case in cases]
 
 
-def _engine(pool: Pool, driver: Driver, share: int) -> CudaEngine:
+def _engine(pool: Pool, driver: CudaDevice, share: int) -> CudaEngine:
     engine = CudaEngine(
         pool,
+        driver,
         blocks=share,
         window_size=_WINDOW_SIZE,
-        driver=driver,
         maintenance=CacheMaintenance(pool, _APART),
     )
     if not engine.settle(_SETTLE_S) or engine.stat.fault is not None:
@@ -91,7 +93,9 @@ def _engine(pool: Pool, driver: Driver, share: int) -> CudaEngine:
 class _Bench:
     """One engine, with memory of the GPU and pinned memory for the largest batch."""
 
-    def __init__(self, recorder: Recorder, pool: Pool, driver: Driver, engine: CudaEngine) -> None:
+    def __init__(
+        self, recorder: Recorder, pool: Pool, driver: CudaDevice, engine: CudaEngine
+    ) -> None:
         self._recorder, self._pool, self._driver, self._engine = recorder, pool, driver, engine
         self._batches = SMOKE_BATCHES if recorder.options.smoke else BATCHES
         size = self._batches[-1] * BLOCK_SIZE
@@ -99,7 +103,7 @@ class _Bench:
         self._clock = StreamClock(driver)
         random = np.random.default_rng(recorder.options.seed)
         self._pinned.array[:] = random.integers(0, 256, len(self._pinned.array), np.uint8)
-        self._driver.copy(self._memory, self._pinned.array.ctypes.data, size, self._clock.stream)
+        self._clock.seconds(self._ceiling(write=False, size=size))  # and its end
 
     def rows(self) -> list[Row]:
         rows = []
@@ -182,7 +186,7 @@ class _Bench:
     def _of_pool(self, case: str) -> Row:
         """Measure the same copy in the pool's memory: the limit of its registered pages."""
         write, plan = case == "gather_write", self._dense(self._batches[-1], 0)
-        runs = self._engine.runs(plan)
+        runs = runs_of(self._engine, self._pool, plan)
 
         def enqueue(stream: int) -> None:
             for address, offset, length in runs:

@@ -26,9 +26,9 @@ from beluga.metrics import REGISTRY
 from beluga.pool import Pool
 from beluga.replay.blocks import Contents, digests
 from beluga.rpc import Client
-from beluga.transfer import BlockLayout, CudaDriver, CudaEngine, CupyDriver, View
+from beluga.transfer import BlockLayout, CudaDevice, CudaEngine, View
 
-from .host_driver import HostDriver
+from .stub import StandIn
 
 FRAGMENTS, FRAGMENT_SIZE = 32, 4096  # per block: K and V of sixteen layers
 BLOCK_SIZE = FRAGMENTS * FRAGMENT_SIZE
@@ -72,12 +72,7 @@ def work(connection: Connection, devices: list[str], capacity: int) -> None:
     try:
         with Pool.open(devices) as pool, Client(pool) as client:
             driver, reason = _driver()
-            with (
-                contextlib.closing(driver),
-                contextlib.closing(
-                    CudaEngine(pool, driver=driver, window_size=_WINDOW_SIZE)
-                ) as engine,
-            ):
+            with contextlib.closing(CudaEngine(pool, driver, window_size=_WINDOW_SIZE)) as engine:
                 engine.settle(_SETTLE_S)
                 worker = _Worker(client, engine, driver, capacity)
                 connection.send("ready")
@@ -103,11 +98,11 @@ def work(connection: Connection, devices: list[str], capacity: int) -> None:
             connection.send(str(error))
 
 
-def _driver() -> tuple[CudaDriver, str]:
+def _driver() -> tuple[CudaDevice, str]:
     try:
-        return CupyDriver(), ""
+        return CudaDevice(), ""
     except EngineUnavailableError as error:
-        return HostDriver(), str(error)
+        return StandIn(0), str(error)
 
 
 class _RecordedCache:
@@ -130,7 +125,7 @@ class _Worker:
     """
 
     def __init__(
-        self, client: Client, engine: CudaEngine, driver: CudaDriver, capacity: int
+        self, client: Client, engine: CudaEngine, driver: CudaDevice, capacity: int
     ) -> None:
         self._driver, self._engine = driver, engine
         self._cache = _RecordedCache(KVCache(client, namespace=_NAMESPACE, engine=engine))

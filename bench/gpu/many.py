@@ -21,12 +21,13 @@ import numpy as np
 
 from beluga.errors import BelugaError, EngineUnavailableError
 from beluga.pool import STRIPE_SIZE, Pool
-from beluga.transfer import CudaDriver, CudaEngine, CupyDriver, plan_blocks
+from beluga.transfer import CudaDevice, CudaEngine, plan_blocks
 
 from ..harness.machine import nodes
 from ..harness.private import private
 from ..harness.row import Recorder, Row, percentiles, speed
 from ..harness.threads import run_together
+from .runs import runs_of
 
 VERBS = ("read", "write")
 
@@ -34,16 +35,16 @@ _WINDOW_SIZE = 64 << 20
 _SETTLE_S = 120.0
 _RUNS = 16  # places of each GPU, or all if there are fewer
 
-Drivers = Callable[[], list[CudaDriver]]
-Targets = Callable[[ExitStack, CudaDriver], list[int]]  # GPU addresses of runs of a stripe
+Drivers = Callable[[], list[CudaDevice]]
+Targets = Callable[[ExitStack, CudaDevice], list[int]]  # GPU addresses of runs of a stripe
 
 
-def all_gpus() -> list[CudaDriver]:
+def all_gpus() -> list[CudaDevice]:
     """Return the drivers of all GPUs here. Raises EngineUnavailableError if there is none."""
-    drivers: list[CudaDriver] = [CupyDriver(0)]
+    drivers = [CudaDevice(0)]
     while True:
         try:
-            drivers.append(CupyDriver(len(drivers)))
+            drivers.append(CudaDevice(len(drivers)))
         except EngineUnavailableError:
             return drivers
 
@@ -60,8 +61,6 @@ def gpu_bandwidth(recorder: Recorder, pool: Pool, make: Drivers = all_gpus) -> l
         try:
             with ExitStack() as stack:
                 drivers = make()
-                for driver in drivers:
-                    stack.callback(driver.close)
                 feeders = [
                     stack.enter_context(_feeder(driver, addresses(stack, driver)))
                     for driver in drivers
@@ -81,7 +80,7 @@ def gpu_bandwidth(recorder: Recorder, pool: Pool, make: Drivers = all_gpus) -> l
 class _Feeder:
     """One GPU, its memory, and the addresses that it copies between."""
 
-    def __init__(self, driver: CudaDriver, addresses: list[int]) -> None:
+    def __init__(self, driver: CudaDevice, addresses: list[int]) -> None:
         self._driver, self._addresses = driver, addresses
         self.memory = driver.allocate(STRIPE_SIZE)
         self.stream, self.event = driver.make_stream(urgent=True), driver.make_event()
@@ -89,7 +88,6 @@ class _Feeder:
         self.stopping = threading.Event()
 
     def run(self, verb: str, count: int) -> None:
-        self._driver.use()
         for index in range(count):
             if self.stopping.is_set():
                 break
@@ -99,7 +97,6 @@ class _Feeder:
 
     def sample(self, verb: str, count: int) -> None:
         """Return the seconds of each of ``count`` copies by the GPU's clock."""
-        self._driver.use()
         events = [self._driver.make_event() for _ in range(count + 1)]
         self._driver.record(events[0], self.stream)
         recorded = events[:1]
@@ -121,7 +118,7 @@ class _Feeder:
 
 
 @contextmanager
-def _feeder(driver: CudaDriver, addresses: list[int]) -> Iterator[_Feeder]:
+def _feeder(driver: CudaDevice, addresses: list[int]) -> Iterator[_Feeder]:
     feeder = _Feeder(driver, addresses)
     try:
         yield feeder
@@ -131,11 +128,11 @@ def _feeder(driver: CudaDriver, addresses: list[int]) -> Iterator[_Feeder]:
         driver.free(feeder.memory)
 
 
-def _of_pool(pool: Pool, stack: ExitStack, driver: CudaDriver) -> list[int]:
+def _of_pool(pool: Pool, stack: ExitStack, driver: CudaDevice) -> list[int]:
     """Return whole stripes of the pool's data. Raises EngineUnavailableError if it is not
     registered.
     """
-    engine = CudaEngine(pool, window_size=_WINDOW_SIZE, driver=driver)
+    engine = CudaEngine(pool, driver, window_size=_WINDOW_SIZE)
     stack.callback(engine.close)
     if not engine.settle(_SETTLE_S) or engine.stat.fault is not None:
         raise EngineUnavailableError(f"the pool is not registered: {engine.stat.fault}")
@@ -143,15 +140,14 @@ def _of_pool(pool: Pool, stack: ExitStack, driver: CudaDriver) -> list[int]:
     stripes = range(first, min(first + _RUNS, pool.geometry.size // STRIPE_SIZE))
     address, size = np.zeros((1, 1), np.uint64), np.array([STRIPE_SIZE])
     plans = [plan_blocks(address, size, np.array([i * STRIPE_SIZE], np.uint64)) for i in stripes]
-    return [engine.runs(plan)[0][0] for plan in plans]
+    return [runs_of(engine, pool, plan)[0][0] for plan in plans]
 
 
-def _of_node(node: int, stack: ExitStack, driver: CudaDriver) -> list[int]:
+def _of_node(node: int, stack: ExitStack, driver: CudaDevice) -> list[int]:
     """Return memory of this process on that node, registered with the driver."""
     requested_node = node if len(nodes()) > 1 else None
     size = _RUNS * STRIPE_SIZE
     base = stack.enter_context(private(size, requested_node, shared=True))
-    driver.use()  # of several GPUs, another one may be current
     address = driver.register(base, size)
     stack.callback(driver.unregister, base)
     return [address + index * STRIPE_SIZE for index in range(_RUNS)]

@@ -12,7 +12,6 @@ CPU maintains no cache lines; ``coherence`` has that cost.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import json
 import subprocess
 import time
@@ -23,7 +22,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from numpy.typing import NDArray
 
 from beluga.child import start
 from beluga.errors import BelugaError
@@ -31,7 +29,6 @@ from beluga.index import IndexServer
 from beluga.kvcache import KVCache, Run
 from beluga.pool import Pool
 from beluga.transfer import CudaEngine, Link, LinkSettings, Speed, TransferClass
-from beluga.transfer.cuda.driver import Grid, Pinned
 from beluga.transfer.policy import CacheMaintenance, Step
 from beluga.transfer.policy import PolicyRow as Steps
 
@@ -39,6 +36,7 @@ from ..harness.ground import coherence_of, ground
 from ..harness.machine import memory_of
 from ..harness.options import Options
 from ..harness.row import Recorder, Row, percentiles, speed
+from .stub import StandIn
 
 BYTES_PER_S = 52_000_000_000
 FRAGMENT, FRAGMENTS = 32 << 10, 128  # of Qwen3-32B's block
@@ -53,82 +51,12 @@ _RUNS = 5
 _END_TIMEOUT_S = 30.0
 
 
-class NullDriver:
-    """A driver of a GPU whose kernels take time and move nothing. Copies take no time. Times are
-    those of ``perf_counter_ns``."""
-
-    name = "cuda-null"
-    identity = "null"
-
-    def __init__(self) -> None:
-        self._free_ns = 0
-        self._handles = itertools.count(1)
-        self._ends: dict[int, int] = {}  # event number to its end in ns
-
-    def use(self) -> None: ...
-
-    def allocate(self, size: int) -> int:
-        return next(self._handles) << 40
-
-    def free(self, address: int) -> None: ...
-
-    def pin(self, size: int) -> Pinned:
-        array = np.zeros(size, np.uint8)
-        return Pinned(array, array.ctypes.data)
-
-    def unpin(self, pinned: Pinned) -> None: ...
-
-    def register(self, address: int, size: int) -> int:
-        return address
-
-    def unregister(self, address: int) -> None: ...
-
-    def copy(self, target: int, source: int, size: int, stream: int) -> None: ...
-
-    def launch(self, kernel: str, grid: Grid, job: NDArray[np.void], stream: int) -> None:
-        """Advance the GPU's time, and set the checksums of spans to 0. All spans of this benchmark
-        have the same size."""
-        begin = max(self._free_ns, time.perf_counter_ns())
-        size = int(job["count"]) * _SPAN_SIZE
-        ctypes.memset(int(job["sums"]), 0, int(job["count"]) * 4)
-        self._free_ns = begin + size * 10**9 // BYTES_PER_S
-
-    def make_stream(self, *, urgent: bool) -> int:
-        return next(self._handles)
-
-    def end_stream(self, stream: int) -> None: ...
-
-    def capturing(self, stream: int) -> bool:
-        return False
-
-    def make_event(self) -> int:
-        return next(self._handles)
-
-    def free_event(self, event: int) -> None:
-        self._ends.pop(event, None)
-
-    def record(self, event: int, stream: int) -> None:
-        self._ends[event] = self._free_ns
-
-    def follow(self, stream: int, event: int) -> None: ...
-
-    def ended(self, event: int) -> bool:
-        return time.perf_counter_ns() >= self._ends[event]
-
-    def wait(self, event: int) -> None:
-        while (left_ns := self._ends[event] - time.perf_counter_ns()) > 0:
-            time.sleep(left_ns / 1e9)
-
-    def elapsed_s(self, first: int, second: int) -> float:
-        return (self._ends[second] - self._ends[first]) / 1e9
-
-    def close(self) -> None: ...
-
-
 def null_gpu(pool: Pool) -> CudaEngine:
     """Return an engine on a null GPU; the pool closes it."""
     bare = CacheMaintenance(pool, Steps(Step.FENCE, Step.FENCE))
-    engine = CudaEngine(pool, driver=NullDriver(), maintenance=bare)
+    gpu = StandIn(name="cuda-null")
+    gpu.library.stub_null(gpu.index, ctypes.c_uint64(BYTES_PER_S), ctypes.c_uint64(_SPAN_SIZE))
+    engine = CudaEngine(pool, gpu, maintenance=bare)
     engine.settle()
     return engine
 

@@ -15,9 +15,9 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from beluga.transfer import Plan
-from beluga.transfer.cuda import CudaEngine, Driver, DriverError
-from beluga.transfer.cuda.driver import Pinned
+from beluga.transfer import CudaDevice, CudaEngine, Plan
+from beluga.transfer.cuda import DriverError
+from beluga.transfer.cuda.device import Pinned
 
 from ..harness.ratio import Once, race, rate
 from ..harness.row import Recorder, Row, percentiles, speed
@@ -27,7 +27,7 @@ EACH, BATCH = "cudaMemcpyAsync per fragment", "cudaMemcpyBatchAsync"
 
 
 def peer_rows(
-    recorder: Recorder, driver: Driver, engine: CudaEngine, pinned: Pinned, plan: Plan
+    recorder: Recorder, driver: CudaDevice, engine: CudaEngine, pinned: Pinned, plan: Plan
 ) -> list[Row]:
     """Return a row of each peer for each direction that ``plan`` has; its pieces have one
     length.

@@ -16,16 +16,16 @@ from contextlib import contextmanager
 import numpy as np
 
 from beluga.errors import EngineUnavailableError
-from beluga.transfer import plan_blocks
-from beluga.transfer.cuda import CudaEngine, CupyDriver, Driver
+from beluga.transfer import CudaDevice, CudaEngine, plan_blocks
 from beluga.transfer.policy import CacheMaintenance, Step, flush_threads
 from beluga.transfer.policy import PolicyRow as Steps
 
 from ..harness.region import Region, uniform
 from ..harness.row import Recorder, Row, percentiles, speed
 from ..paper.dsa import costs, crossover
+from .runs import runs_of
 
-MakeDriver = Callable[[], Driver]
+MakeDevice = Callable[[], CudaDevice]
 Operation = Callable[[int], None]  # makes one copy, to or from this offset of the pool
 
 _WINDOW_SIZE = 64 << 20
@@ -42,7 +42,7 @@ CASES = {
 
 
 def gpu_coherence(
-    recorder: Recorder, region: Region, size: int, make: MakeDriver = CupyDriver
+    recorder: Recorder, region: Region, size: int, make: MakeDevice = CudaDevice
 ) -> list[Row]:
     """Return the rows of the paper's Table 4, one per case, or why there are none."""
     rows = []
@@ -62,7 +62,7 @@ def gpu_latency(
     region: Region,
     sizes: tuple[int, ...],
     cpu: list[Row],
-    make: MakeDriver = CupyDriver,
+    make: MakeDevice = CudaDevice,
 ) -> list[Row]:
     """Return the rows of the paper's Exp 2: reads by kernel and by memcpy, writes by kernel, of
     each size.
@@ -88,17 +88,14 @@ def gpu_latency(
 
 @contextmanager
 def _operation(
-    region: Region, size: int, verb: str, steps: Steps, make: MakeDriver
+    region: Region, size: int, verb: str, steps: Steps, make: MakeDevice
 ) -> Iterator[Operation]:
     """Return one copy between the pool and GPU memory, as a function of its offset in the pool."""
     driver = make()
     maintenance = CacheMaintenance(region.pool, steps, flush_threads())
-    engine = CudaEngine(
-        region.pool, window_size=_WINDOW_SIZE, driver=driver, maintenance=maintenance
-    )
+    engine = CudaEngine(region.pool, driver, window_size=_WINDOW_SIZE, maintenance=maintenance)
     if not engine.settle(_SETTLE_S) or engine.stat.fault is not None:
         engine.close()
-        driver.close()
         raise EngineUnavailableError(f"the pool is not registered: {engine.stat.fault}")
     memory = driver.allocate(size)
     stream, event = driver.make_stream(urgent=True), driver.make_event()
@@ -112,7 +109,7 @@ def _operation(
     def by_memcpy(offset: int) -> None:
         plan = plan_blocks(address, np.array([size]), np.array([offset], np.uint64))
         maintenance.before_read(plan)
-        for source, target, length in engine.runs(plan):
+        for source, target, length in runs_of(engine, region.pool, plan):
             driver.copy(memory + target, source, length, stream)
         driver.record(event, stream)
         driver.wait(event)
@@ -124,7 +121,6 @@ def _operation(
         driver.end_stream(stream)
         driver.free(memory)
         engine.close()
-        driver.close()
 
 
 def _measured(recorder: Recorder, region: Region, run: Operation, case: str, size: int) -> Row:

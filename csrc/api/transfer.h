@@ -85,14 +85,16 @@ typedef struct bl_span {
 /* The addresses at which a device reaches the pool: each memory device of the pool is registered in
  * windows of 2^window_shift bytes. */
 typedef struct bl_windows {
-    const bl_pool *pool;        /* NULL: a buffer at bases[0] replaces the pool */
+    const bl_pool *pool;
     const uint64_t *bases;      /* [memory device][window]; 0: the device does not reach it */
     uint32_t window_count;      /* of each memory device */
     uint32_t window_shift;
 } bl_windows;
 
 enum bl_span_limit {
-    BL_SPAN_SIZE = 16 << 10     /* bytes; longer pieces are cut into equal parts, in whole lines */
+    BL_SPAN_SIZE = 16 << 10,    /* bytes; longer pieces are cut into equal parts, in whole lines */
+    BL_SPAN_WORD = 16,          /* bytes of a lane's word */
+    BL_SPAN_TABLE_WORDS = 2 * 4 * 256 + 2 * 32
 };
 
 /* Set touched[memory device][window] to 1 for each window with bytes that a device reads or writes
@@ -100,15 +102,36 @@ enum bl_span_limit {
  * in two stripes. */
 int bl_spans_touch(const bl_windows *windows, const bl_plan *plan, uint8_t *touched);
 
-/* Set reached to 1 for each chunk of a valid plan whose bytes the device reaches, else to 0. */
-void bl_spans_reach(const bl_windows *windows, const bl_plan *plan, uint8_t *reached);
+/* Set reached to 0 for each chunk of a valid plan with bytes in a missing window, else to 1. */
+void bl_spans_reach(const bl_windows *windows, const bl_plan *plan, const uint8_t *missing,
+                    uint8_t *reached);
+
+/* The runs of a sparse plan's chunks, which are read once for their checksum and all their targets:
+ * the pieces of a run differ only in their addresses, and one without an address covers bytes that
+ * no row requests. */
+typedef struct bl_row_runs {
+    bl_piece *pieces;
+    int64_t *shared;            /* the number of further pieces of the run; -1 for these */
+    uint32_t count;
+    uint32_t room;
+} bl_row_runs;
+
+/* Cut the chunks of a valid plan where rows and stripes begin and end. A row that overlaps others
+ * has a piece in each of its runs. Returns 0 or -ENOMEM. The runs, initially zero, may be used
+ * again; bl_row_runs_free frees them. */
+int bl_row_runs_make(const bl_plan *plan, bl_row_runs *runs);
+void bl_row_runs_free(bl_row_runs *runs);
 
 /* Cut the pieces of a valid plan into spans. spans has room for piece_count plus one for each
- * BL_SPAN_SIZE bytes. shared: NULL, or for each piece the number of pieces after it that have the
- * same bytes of the pool, -1 for these. Returns the number of spans, or -EFAULT if the device does
- * not reach a piece. */
-int64_t bl_spans_make(const bl_windows *windows, const bl_plan *plan, const int64_t *shared,
-                      int write, bl_span *spans);
+ * BL_SPAN_SIZE bytes. bounced: NULL, or for each chunk the device's address of a buffer with its
+ * bytes, 0 for those in the pool. shared: NULL, or that of bl_row_runs. Returns the number of
+ * spans, or -EFAULT if the device does not reach a piece. */
+int64_t bl_spans_make(const bl_windows *windows, const bl_plan *plan, const uint64_t *bounced,
+                      const int64_t *shared, int write, bl_span *spans);
+
+/* Fill in the BL_SPAN_TABLE_WORDS words by which groups of lanes compute checksums
+ * (cuda/crc32c.cuh). */
+void bl_spans_tables(uint32_t lanes, uint32_t *words);
 
 /* Combine what the device computed for each span to the checksums of the plan's chunks. spans are
  * those of these chunks. A write stores the checksums in the plan and returns 0; a read returns the

@@ -9,7 +9,7 @@
  * results are xored, and one lane multiplies by the power of the bytes that follow the span in the
  * chunk.
  *
- * Tables, in this order (made by engines/cuda/crc.py): 4 x 256 products of byte k with the factor
+ * Tables, in this order (made by transfer/spans.c): 4 x 256 products of byte k with the factor
  * of Horner's rule, for words of 16 bytes; 4 x 256 products with x^32; 32 powers
  * x^(32 + 8 * 16 * n); 32 powers x^(8 * 2^n).
  */

@@ -56,10 +56,6 @@ static uint32_t bl_poly_power(bl_power_cache *cache, uint32_t count)
 /* Returns the index of the window of a piece, and the byte in it. */
 static uint64_t bl_window_of(const bl_windows *windows, uint64_t offset, uint64_t *inside)
 {
-    if (!windows->pool) {
-        *inside = offset;
-        return 0;
-    }
     bl_place place = bl_interleave_place(&windows->pool->memory.map, offset);
     *inside = place.device_offset & ((1ull << windows->window_shift) - 1);
     return (uint64_t)place.device * windows->window_count +
@@ -83,14 +79,15 @@ int bl_spans_touch(const bl_windows *windows, const bl_plan *plan, uint8_t *touc
     return 0;
 }
 
-void bl_spans_reach(const bl_windows *windows, const bl_plan *plan, uint8_t *reached)
+void bl_spans_reach(const bl_windows *windows, const bl_plan *plan, const uint8_t *missing,
+                    uint8_t *reached)
 {
     uint64_t inside;
     for (uint32_t c = 0; c < plan->chunk_count; c++) {
         uint64_t end = bl_chunk_end(&plan->chunks[c]);
         reached[c] = 1;
         for (uint64_t at = plan->chunks[c].offset; at < end; at += bl_stripe_rest(at))
-            if (!windows->bases[bl_window_of(windows, at, &inside)])
+            if (missing[bl_window_of(windows, at, &inside)])
                 reached[c] = 0;
     }
 }
@@ -102,8 +99,8 @@ static uint32_t bl_part_start(uint32_t length, uint32_t number, uint32_t count)
     return number == count ? length : start & ~(uint32_t)(BL_LINE_SIZE - 1);
 }
 
-int64_t bl_spans_make(const bl_windows *windows, const bl_plan *plan, const int64_t *shared,
-                      int write, bl_span *spans)
+int64_t bl_spans_make(const bl_windows *windows, const bl_plan *plan, const uint64_t *bounced,
+                      const int64_t *shared, int write, bl_span *spans)
 {
     bl_power_cache powers = {0};
     int64_t made = 0;
@@ -111,7 +108,10 @@ int64_t bl_spans_make(const bl_windows *windows, const bl_plan *plan, const int6
         const bl_piece *piece = &plan->pieces[i];
         const bl_chunk *chunk = bl_plan_chunk(plan, piece);
         uint32_t others = shared && shared[i] > 0 ? (uint32_t)shared[i] : 0;
-        uint64_t inside, base = windows->bases[bl_window_of(windows, piece->offset, &inside)];
+        uint64_t inside = piece->offset - chunk->offset;
+        uint64_t base = bounced ? bounced[piece->chunk - plan->chunk_base] : 0;
+        if (!base)
+            base = windows->bases[bl_window_of(windows, piece->offset, &inside)];
         if (!base)
             return -EFAULT;
         if (shared && shared[i] < 0)
@@ -135,6 +135,19 @@ int64_t bl_spans_make(const bl_windows *windows, const bl_plan *plan, const int6
         }
     }
     return made;
+}
+
+void bl_spans_tables(uint32_t lanes, uint32_t *words)
+{
+    bl_power_cache powers = {0};
+    uint32_t factors[] = {bl_poly_power(&powers, lanes * BL_SPAN_WORD), bl_poly_power(&powers, 4)};
+    for (uint32_t table = 0; table < 2; table++)
+        for (uint32_t at = 0; at < 4 * 256; at++) /* byte at % 256 at place at / 256 of a word */
+            *words++ = bl_poly_multiply(at % 256 << at / 256 * 8, factors[table]);
+    for (uint32_t n = 0; n < 32; n++)
+        *words++ = bl_poly_power(&powers, n * BL_SPAN_WORD + 4);
+    for (uint32_t n = 0; n < 32; n++)
+        *words++ = bl_poly_power(&powers, 1u << n);
 }
 
 int64_t bl_spans_sum(const bl_span *spans, const uint32_t *sums, uint64_t count,

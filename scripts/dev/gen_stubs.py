@@ -25,7 +25,7 @@ import _build_limit  # noqa: E402
 
 from beluga import _build  # noqa: E402  not installed where this runs
 
-CORE = (*_build.CORE_HEADERS, *_build.DSA_HEADERS)
+CORE = (*_build.CORE_HEADERS, *_build.DSA_HEADERS, *_build.CUDA_HEADERS)
 
 # Each extension's stub, and the declarations that it is built from.
 STUBS = {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The GPU's rows: a reason without a GPU, and the code itself with host-compiled kernels, with
-their own driver and with the real one on a fake of cupy. The demo of GPU workers.
+"""The GPU's rows: a reason without a GPU, and the code itself on a stand-in for a GPU. The demo of
+GPU workers.
 """
 
 import json
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 from beluga_bench.gpu import all as gpu_all
-from beluga_bench.gpu import beside
 from beluga_bench.gpu import clock as gpu_clock
 from beluga_bench.gpu import copy as gpu_copy_module
 from beluga_bench.gpu import demo as gpu_demo
@@ -25,19 +24,20 @@ from beluga_bench.gpu.clock import StreamClock
 from beluga_bench.gpu.copy import BLOCK_SIZE, SMOKE_BATCHES, _Bench, gpu_copy
 from beluga_bench.gpu.demo import Report, _Counts
 from beluga_bench.gpu.demo_worker import Served
-from beluga_bench.gpu.host_driver import HostDriver
-from beluga_bench.gpu.many import all_gpus, gpu_bandwidth
+from beluga_bench.gpu.many import gpu_bandwidth
 from beluga_bench.gpu.peers import BATCH, EACH
 from beluga_bench.gpu.single import CASES, gpu_coherence, gpu_latency
+from beluga_bench.gpu.stub import StandIn
 from beluga_bench.harness.options import Options
 from beluga_bench.harness.recorded import read_record
 from beluga_bench.harness.region import region_of
 from beluga_bench.harness.row import Recorder, Row
 from support.commands import captured
+from support.cuda_gpu import NOT_READY, Gpu
 
 from beluga.errors import EngineUnavailableError
 from beluga.pool import Pool
-from beluga.transfer import CudaDriver, CupyDriver
+from beluga.transfer import CudaDevice
 from beluga.transfer.cuda import DriverError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +51,7 @@ def little_ballast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_clock, "_BALLAST_SIZE", 8 << 20)
 
 
-def no_gpu() -> HostDriver:
+def no_gpu() -> StandIn:
     raise EngineUnavailableError("there is no usable GPU here: made up")
 
 
@@ -74,8 +74,8 @@ def test_the_rows_are_measured_where_kernels_run(shm: Path) -> None:
             recorder.row("read", bytes=64, p50_ns=1e12),
             recorder.row("write", bytes=64, p50_ns=1),
         ]
-        rows = gpu_coherence(recorder, region_of(pool), 16384, HostDriver)
-        rows += gpu_latency(recorder, region_of(pool), (64, 16384), cpu, HostDriver)
+        rows = gpu_coherence(recorder, region_of(pool), 16384, StandIn)
+        rows += gpu_latency(recorder, region_of(pool), (64, 16384), cpu, StandIn)
     assert len(rows) == len(CASES) + 6
     assert all(float(str(row["p50_ns"])) > 0 for row in rows)
     notes = {row["case"]: row["note"] for row in rows if row["note"]}
@@ -98,7 +98,7 @@ def spread(rows: list[Row]) -> None:
 def test_copies_are_compared_with_a_copy_engine_and_peers(shm: Path) -> None:
     with Pool.create([shm / "a"], device_size=64 << 20, sparse=True) as pool:
         recorder = Recorder("copy", Options(smoke=True), dict(FIXED))
-        rows = gpu_copy(recorder, pool, HostDriver)
+        rows = gpu_copy(recorder, pool, StandIn)
         without = gpu_copy(recorder, pool, no_gpu)
     spread(rows + without)
     ours = [row for row in rows if row["engine"] == "cuda"]
@@ -127,23 +127,6 @@ def test_copies_are_compared_with_a_copy_engine_and_peers(shm: Path) -> None:
     assert all("skipped: " in str(row["note"]) for row in without)
 
 
-@pytest.mark.usefixtures("fake_cuda")
-def test_the_fake_driver_has_only_calls_of_cupy(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside, "_ORDER", 8)
-    with Pool.create([shm / "a"], device_size=64 << 20, sparse=True) as pool:
-        recorder = Recorder("copy", Options(smoke=True), dict(FIXED))
-        copied = gpu_copy(recorder, pool, CupyDriver)
-        slowed = gpu_beside(recorder, pool, CupyDriver)
-        shared = gpu_bandwidth(recorder, pool, all_gpus)
-        waited = gpu_coherence(recorder, region_of(pool), 16384, CupyDriver)
-        waited += gpu_latency(recorder, region_of(pool), (64, 16384), [], CupyDriver)
-    rows = copied + slowed + shared + waited
-    spread(rows)
-    assert [row["note"] for row in rows if "skipped" in str(row["note"])] == []
-    peers = [row["case"] for row in copied if row["peer"] == BATCH]
-    assert peers == [*DENSE, *DENSE, "sparse_read"]
-
-
 @pytest.mark.usefixtures("compiled")
 def test_a_failed_row_does_not_affect_other_rows(
     shm: Path, monkeypatch: pytest.MonkeyPatch
@@ -158,7 +141,7 @@ def test_a_failed_row_does_not_affect_other_rows(
     monkeypatch.setattr(gpu_copy_module, "SMOKE_BATCHES", (1,))
     with Pool.create([shm / "a"], device_size=64 << 20, sparse=True) as pool:
         recorder = Recorder("copy", Options(smoke=True), dict(FIXED))
-        rows = gpu_copy(recorder, pool, HostDriver)
+        rows = gpu_copy(recorder, pool, StandIn)
     assert len(tried) == 1
     assert [str(row["note"])[:7] for row in rows] == ["skipped"] * 3 + ["8 multi"] * 2 + [
         "16 mult"
@@ -170,39 +153,36 @@ def test_a_failed_row_does_not_affect_other_rows(
 def test_the_clock_enqueues_enough_work_to_hide_the_host(
     monkeypatch: pytest.MonkeyPatch, tries: int, ballast: int
 ) -> None:
-    class Early(HostDriver):
-        """A driver whose ballast has already ended at the first few queries."""
+    gpu, queries, copied = Gpu(), list[str](), list[str]()
 
-        queries = copied = 0
-
-        def ended(self, event: int) -> bool:
-            self.queries += 1
-            return self.queries <= tries
-
-        def wait(self, event: int) -> None:
-            self._events[event].last.reached.wait()
-
-        def copy(self, target: int, source: int, size: int, stream: int) -> None:
-            self.copied += 1
-            super().copy(target, source, size, stream)
+    def seen(function: str, event: int) -> int | None:
+        """The ballast has already ended at the first few queries."""
+        if function == "cuMemcpyAsync":
+            copied.append(function)
+        if function != "cuEventQuery":
+            return None
+        queries.append(function)
+        if len(queries) > tries:
+            return NOT_READY
+        gpu.wait(event)
+        return None
 
     monkeypatch.setattr(gpu_clock, "_BALLAST_MAX", 8)
-    driver = Early()
-    clock = StreamClock(driver)
+    clock = StreamClock(gpu)
+    gpu.seen = seen
     assert clock.seconds(lambda _: None) >= 0
-    assert driver.copied == ballast
+    assert len(copied) == ballast
     assert clock.exposed == (tries == 9)
     clock.close()
-    driver.close()
 
 
 @pytest.mark.usefixtures("compiled")
 def test_several_gpus_share_a_device_and_a_node(shm: Path) -> None:
     with Pool.create([shm / "a"], device_size=32 << 20, sparse=True) as pool:
         recorder = Recorder("bandwidth", Options(smoke=True), dict(FIXED))
-        rows = gpu_bandwidth(recorder, pool, lambda: [HostDriver(), HostDriver()])
+        rows = gpu_bandwidth(recorder, pool, lambda: [StandIn(), StandIn()])
 
-        def none() -> list[CudaDriver]:
+        def none() -> list[CudaDevice]:
             return [no_gpu()]
 
         without = gpu_bandwidth(recorder, pool, none)
@@ -224,7 +204,7 @@ def test_a_matrix_product_is_measured_alone_and_during_copies(shm: Path) -> None
     square = np.eye(64)
     with Pool.create([shm / "a"], device_size=32 << 20, sparse=True) as pool:
         recorder = Recorder("copy", Options(smoke=True), dict(FIXED))
-        rows = gpu_beside(recorder, pool, HostDriver, lambda: lambda: _ignore(square @ square))
+        rows = gpu_beside(recorder, pool, StandIn, lambda: lambda: _ignore(square @ square))
         without = gpu_beside(recorder, pool, no_gpu, lambda: lambda: None)
     assert [row["case"] for row in rows] == [row["case"] for row in without]
     assert {row["engine"] for row in rows} == {"cuda"}
@@ -274,7 +254,7 @@ SMALL = ("--conversations", "6", "--turns", "4")
 
 def has_gpu() -> bool:
     try:
-        CupyDriver().close()
+        CudaDevice()
     except EngineUnavailableError:
         return False
     return True

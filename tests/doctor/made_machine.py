@@ -63,7 +63,12 @@ DEVICES = ("sys/bus/dax", "sys/bus/dsa", "sys/bus/pci", "proc/driver", "sys/clas
 FEATURES = frozenset(
     ("clflushopt", "clwb", "sse4.2", "avx2", "avx512", "movdir64b", "pclmul", "vpclmul", "enqcmd")
 )
-PACKAGES = {"cupy-cuda13x": "14.2.0", "vllm": "0.33.1", "sglang": "0.5.23", "lmcache": "0.5.6"}
+PACKAGES = {
+    "nvidia-cuda-nvrtc": "13.5.37",
+    "vllm": "0.33.1",
+    "sglang": "0.5.23",
+    "lmcache": "0.5.6",
+}
 
 
 def spoil(root: Path, changes: Mapping[str, str | None]) -> None:

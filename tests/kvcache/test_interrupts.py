@@ -34,7 +34,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from support import role
-from support.cuda_gpu import PATIENCE_S, STRIPE, FailingGpu
+from support.cuda_gpu import PATIENCE_S, STRIPE, Gpu
 from support.interrupts import PACKAGE, Interrupts, within_beluga
 from support.soft_dsa import soft_engine
 
@@ -53,7 +53,7 @@ class Scene:
     effect.
     """
 
-    def __init__(self, pool: Pool, engine: CopyEngine, gpu: FailingGpu | None) -> None:
+    def __init__(self, pool: Pool, engine: CopyEngine, gpu: Gpu | None) -> None:
         self.pool, self.engine, self.gpu = pool, engine, gpu
         self.gate = threading.Event() if gpu is None else gpu.gate
         self.gate.set()
@@ -103,11 +103,11 @@ class Scene:
         self.other.close()
 
 
-def cuda(pool: Pool, *, bounced: bool = False) -> tuple[CopyEngine, FailingGpu]:
-    gpu = FailingGpu(bounced=bounced)
+def cuda(pool: Pool, *, bounced: bool = False) -> tuple[CopyEngine, Gpu]:
+    gpu = Gpu(bounced=bounced)
     engine = CudaEngine(
         pool,
-        driver=gpu,
+        gpu,
         window_size=STRIPE,
         blocks=2,
         bounce_size=(2 if bounced else 8) * LENGTH,
@@ -116,7 +116,7 @@ def cuda(pool: Pool, *, bounced: bool = False) -> tuple[CopyEngine, FailingGpu]:
     return engine, gpu
 
 
-ENGINES: dict[str, Callable[[Pool], tuple[CopyEngine, FailingGpu | None]]] = {
+ENGINES: dict[str, Callable[[Pool], tuple[CopyEngine, Gpu | None]]] = {
     "bounced": lambda pool: cuda(pool, bounced=True),
     "direct": cuda,
     "dsa": lambda pool: (soft_engine(pool), None),

@@ -37,7 +37,7 @@ EXPORTS: dict[str, str] = {
     "beluga.transfer": (
         "BlockLayout CHUNK CpuEngine Direction DsaEngine CopyEngine Link LinkSettings "
         "Order PIECE Plan ScheduledEngine Slots Speed Transfer TransferClass View arrangements "
-        "TransferStats CopySettings CudaDriver CudaEngine CupyDriver default_threads "
+        "TransferStats CopySettings CudaDevice CudaEngine default_threads "
         "Array CudaArray Tensor is_tensor tensor_start DEVICE_SPEED DTYPE_SIZES ENGINES "
         "host_link host_link_now IoHandle plan_blocks plan_rows "
         "policy settings_for parse_settings settle EngineEntry EngineChoice EngineFacts NEVER "
@@ -45,7 +45,7 @@ EXPORTS: dict[str, str] = {
         "engine_names WorkQueue why_no_queue work_queues"
     ),
     "beluga.transfer.cuda": (
-        "CapturedTransfer CudaEngine CudaStat CupyDriver Driver DriverError why_no_cupy"
+        "CapturedTransfer CudaDevice CudaEngine CudaStat CudaTransfer DriverError why_no_cuda"
     ),
     "beluga.tiers.disk": "DiskTier SpreadTier adopt_disk",
     "beluga.kvbm": (

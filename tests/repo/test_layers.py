@@ -88,7 +88,7 @@ EXTRAS = {
     },
     "simulate": {"msgspec", "rich"},
     "tiers": {"mooncake", "obstore", "redis"},
-    "transfer": {"cupy", "torch"},
+    "transfer": {"torch"},
     "kvcache": {"torch"},
     "connectors": {
         *("torch", "vllm", "lmcache", "sglang", "prometheus_client", "obstore", "zmq"),

@@ -27,7 +27,7 @@ from support.c_references import (
 )
 from support.commands import captured
 
-from beluga._build import CORE_HEADERS, DSA_HEADERS
+from beluga._build import CORE_HEADERS, CUDA_HEADERS, DSA_HEADERS
 
 TESTS = Path(__file__).resolve().parents[1]
 CSRC = TESTS.parent / "csrc"
@@ -171,7 +171,8 @@ def without_user(tree: Tree, builds: list[References], headers: tuple[str, ...])
 
 @needs_tools
 def test_every_function_has_a_user(both: dict[str, References]) -> None:
-    headers = (*CORE_HEADERS, *DSA_HEADERS, *(ALL.name_of(CSRC / path) for path in HEADERS))
+    of_tests = (ALL.name_of(CSRC / path) for path in HEADERS)
+    headers = (*CORE_HEADERS, *DSA_HEADERS, *CUDA_HEADERS, *of_tests)
     assert without_user(ALL, list(both.values()), tuple(filter(None, headers))) == []
 
 

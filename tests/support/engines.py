@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
-from beluga_bench.gpu.host_driver import HostDriver
+from beluga_bench.gpu.stub import StandIn, library
 from numpy.typing import NDArray
 from support.soft_dsa import soft_engine, soft_portal
 
@@ -32,7 +32,7 @@ from beluga.transfer import (
     ScheduledEngine,
     Speed,
 )
-from beluga.transfer.cuda import CudaEngine, CupyDriver, DriverError
+from beluga.transfer.cuda import CudaDevice, CudaEngine
 from beluga.transfer.dsa import nearest, why_none, work_queues
 from beluga.transfer.policy import CacheMaintenance, probe
 
@@ -159,7 +159,7 @@ def dsa_missing() -> str | None:
 def _kernels_missing() -> str | None:
     """Return why the CUDA kernels cannot be compiled for this CPU."""
     try:
-        HostDriver().close()
+        library()
     except EngineUnavailableError as error:
         return str(error)
     return None
@@ -181,20 +181,21 @@ def _host_cuda(*, refused: int = 0) -> Callable[[Pool], CopyEngine]:
     """
 
     def make(pool: Pool) -> CopyEngine:
+        from support.cuda_gpu import Gpu, refuse  # which need this module
+
         requested = itertools.count(1)
 
-        def refuse(size: int) -> None:
+        def some(size: int) -> None:
             if refused and next(requested) % refused == 0:
-                raise DriverError(f"{size} bytes are not registered, as the test wishes")
+                refuse(size)
 
-        driver = HostDriver(before_register=refuse)
         safe = probe().row("gpu")
         engine = CudaEngine(
             pool,
+            Gpu(some) if refused else StandIn(),
             blocks=2,
             window_size=2 << 20,
             bounce_size=16 << 20,
-            driver=driver,
             maintenance=_InRanges(pool, safe) if refused else None,
         )
         assert engine.settle(60)
@@ -204,24 +205,35 @@ def _host_cuda(*, refused: int = 0) -> Callable[[Pool], CopyEngine]:
 
 
 class GpuMemory:
-    """Memory of a GPU, allocated with cupy."""
+    """Memory of the first GPU, or of another one."""
 
-    def __init__(self, content: Bytes) -> None:
-        import cupy
+    def __init__(self, content: Bytes, gpu: CudaDevice | None = None) -> None:
+        self._gpu = gpu or CudaDevice()
+        self._pinned = self._gpu.pin(max(len(content), 1))
+        self._size = len(content)
+        self.address = self._gpu.allocate(max(self._size, 1))
+        self._stream, self._event = self._gpu.make_stream(urgent=True), self._gpu.make_event()
+        self.fill(content)
 
-        self._array = cupy.asarray(content)
-        cupy.cuda.runtime.deviceSynchronize()  # the streams of engines do not wait for others
-        self.address = int(self._array.data.ptr)
+    def fill(self, content: Bytes) -> None:
+        """Overwrite it."""
+        self._pinned.array[: self._size] = content
+        self._copy(self.address, self._pinned.array.ctypes.data)
 
     def content(self) -> Bytes:
-        content: Bytes = self._array.get()
-        return content
+        self._copy(self._pinned.array.ctypes.data, self.address)
+        return self._pinned.array[: self._size].copy()
+
+    def _copy(self, target: int, source: int) -> None:
+        self._gpu.copy(target, source, self._size, self._stream)
+        self._gpu.record(self._event, self._stream)
+        self._gpu.wait(self._event)
 
 
 def _gpu_missing() -> str | None:
     """Return why there is no GPU to use here."""
     try:
-        CupyDriver().close()
+        CudaDevice()
     except EngineUnavailableError as error:
         return str(error)
     return None

@@ -36,7 +36,7 @@ def long_pool(memory_root: Path) -> Iterator[Pool]:
 
 
 @pytest.fixture
-def gpu() -> Iterator[Gpu]:
-    driver = Gpu()
-    yield driver
-    driver.gate.set()
+def gpu(compiled: None) -> Iterator[Gpu]:
+    made = Gpu()
+    yield made
+    made.gate.set()

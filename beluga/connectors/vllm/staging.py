@@ -18,7 +18,7 @@ import numpy as np
 from beluga.connectors.vllm.layout import GroupLayout
 from beluga.errors import EngineUnavailableError
 from beluga.kvcache import Run
-from beluga.transfer import CudaEngine, CupyDriver, tensor_start
+from beluga.transfer import CudaDevice, CudaEngine, tensor_start
 
 if TYPE_CHECKING:
     import logging
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from beluga.connectors.vllm.layout import Pieces
     from beluga.pool import Pool
-    from beluga.transfer import CopyEngine, CudaDriver
+    from beluga.transfer import CopyEngine
 
 
 class BlockSource:
@@ -171,31 +171,29 @@ class DeviceSource(BlockSource):
 
     With ``urgent``, its stream has priority over others.
     With ``concurrent`` a load waits for what the engine had queued at the last :meth:`mark`;
-    otherwise it waits for everything queued when the load begins. The source closes ``driver``.
+    otherwise it waits for everything queued when the load begins.
     """
 
-    def __init__(
-        self, *layouts: Pieces, driver: CudaDriver, urgent: bool, concurrent: bool
-    ) -> None:
+    def __init__(self, *layouts: Pieces, gpu: CudaDevice, urgent: bool, concurrent: bool) -> None:
         super().__init__(*layouts)
-        self._driver, self._concurrent = driver, concurrent
+        self._gpu, self._concurrent = gpu, concurrent
         self._device = layouts[0].tensors[0].device
-        self._stream = driver.make_stream(urgent=urgent)
-        self._marked = driver.make_event()
+        self._stream = gpu.make_stream(urgent=urgent)
+        self._marked = gpu.make_event()
 
     def engine(self, pool: Pool) -> CudaEngine:
         """Make an engine for the pool, which closes it. Raises
         :class:`~beluga.errors.TransferError`.
         """
-        return CudaEngine(pool, stream=self._stream, driver=self._driver)
+        return CudaEngine(pool, self._gpu, self._stream)
 
     def mark(self) -> None:
         """Record the current end of the engine's stream."""
-        self._driver.record(self._marked, engine_stream(self._device))
+        self._gpu.record(self._marked, engine_stream(self._device))
 
     def read(self, block_ids: Sequence[int], group: int = 0) -> Run:
         """Return the blocks' addresses. A copy from there waits for the mark."""
-        self._driver.follow(self._stream, self._marked)
+        self._gpu.follow(self._stream, self._marked)
         return super().read(block_ids, group)
 
     @contextlib.contextmanager
@@ -205,14 +203,13 @@ class DeviceSource(BlockSource):
         """
         if not self._concurrent:
             self.mark()
-        self._driver.follow(self._stream, self._marked)
+        self._gpu.follow(self._stream, self._marked)
         yield self.layouts[group].run(block_ids)
 
     def close(self) -> None:
         """Free the stream and the event. No copy may be running, and the pools must be closed."""
-        self._driver.free_event(self._marked)
-        self._driver.end_stream(self._stream)
-        self._driver.close()
+        self._gpu.free_event(self._marked)
+        self._gpu.end_stream(self._stream)
 
 
 def engine_stream(device: object) -> int:
@@ -227,7 +224,7 @@ def source_of(
 ) -> BlockSource:
     """Return the source for the device that holds the blocks. With ``own_stream`` copies run
     concurrently with the engine; otherwise the engine waits for them. ``urgent``: a request waits
-    for them. A GPU without cupy is staged through host memory, with a warning.
+    for them. A GPU without NVRTC is staged through host memory, with a warning.
     """
     groups = [layout for layout in layouts if isinstance(layout, GroupLayout)]
     device = groups[0].device
@@ -235,9 +232,9 @@ def source_of(
         return BlockSource(*layouts)
     if device == "cuda":
         try:
-            driver = CupyDriver(layouts[0].tensors[0].device.index or 0)
+            gpu = CudaDevice(layouts[0].tensors[0].device.index or 0)
         except EngineUnavailableError as error:
             logger.warning("beluga: blocks are staged in host memory: %s", error)
         else:
-            return DeviceSource(*layouts, driver=driver, urgent=urgent, concurrent=own_stream)
+            return DeviceSource(*layouts, gpu=gpu, urgent=urgent, concurrent=own_stream)
     return StagedSource(*groups, own_stream=own_stream)

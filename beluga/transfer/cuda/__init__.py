@@ -1,22 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The CUDA engine (``csrc/cuda/``, ``csrc/transfer/spans.c``): kernels that read and write the
-mapped pool.
+"""The CUDA engine (``csrc/cuda/``): kernels that read and write the mapped pool.
 
-``CudaEngine(pool)`` needs a GPU and cupy.
+``CudaEngine(pool)`` needs a GPU, NVIDIA's driver and NVRTC.
 """
 
-from beluga.transfer.cuda.device import CupyDriver, why_no_cupy
-from beluga.transfer.cuda.driver import Driver, DriverError
-from beluga.transfer.cuda.engine import CudaEngine
-from beluga.transfer.cuda.transfer import CapturedTransfer, CudaStat
+from beluga.transfer.cuda.device import CudaDevice, DriverError, why_no_cuda
+from beluga.transfer.cuda.engine import CapturedTransfer, CudaEngine, CudaStat, CudaTransfer
 
 __all__ = [
     "CapturedTransfer",
+    "CudaDevice",
     "CudaEngine",
     "CudaStat",
-    "CupyDriver",
-    "Driver",
+    "CudaTransfer",
     "DriverError",
-    "why_no_cupy",
+    "why_no_cuda",
 ]

@@ -1,103 +1,232 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The CUDA engine moves blocks between GPU memory and the pool, on the caller's stream.
+"""The CUDA engine moves blocks between GPU memory and the pool, on the caller's stream
+(``csrc/cuda/engine.c``).
 
-A plan whose windows are registered is one launch, or one for each few MiB if the CPU has to
-maintain cache lines. The CPU does not wait; see :mod:`beluga.transfer.cuda.transfer`.
+A plan is one launch, or one for each few MiB if the CPU has to maintain cache lines or to bounce
+bytes. The CPU does not wait. There is no further path, copies through GPU memory by a copy engine:
+they were slower in every case that was measured on an H100, and need a second pass
+(``docs/understand/copy-engines.md``).
 """
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import functools
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from beluga import config
-from beluga._ffi import lib
-from beluga.errors import LayoutError, TransferError, UnsettledError
+from beluga._ffi import core, ffi, lib
+from beluga.errors import (
+    ChecksumError,
+    LayoutError,
+    TransferCancelledError,
+    TransferError,
+    TransferTimeoutError,
+    UnsettledError,
+)
 from beluga.pool import STRIPE_SIZE, Pool
-from beluga.transfer.cuda.device import CupyDriver
-from beluga.transfer.cuda.driver import Driver, DriverError, StreamLike, stream_handle
-from beluga.transfer.cuda.launch import Buffers, Launcher, select
-from beluga.transfer.cuda.registration import (
-    Claims,
-    Hold,
-    Registrar,
-    WindowId,
-    Windows,
-    join,
-    leave,
-)
-from beluga.transfer.cuda.transfer import (
-    CapturedTransfer,
-    CudaStat,
-    CudaTransfer,
-    DirectedStream,
-    Part,
-    Paths,
-    PreparedLaunch,
-    drain,
-)
-from beluga.transfer.engine import Direction, Parts, Prepared, keep_for_good
-from beluga.transfer.plan import Plan
-from beluga.transfer.policy import CacheMaintenance, flush_threads, probe
+from beluga.transfer.cuda.device import CudaDevice, DriverError, StreamLike, stream_handle
+from beluga.transfer.cuda.registration import Claims, Registrar, join, leave
+from beluga.transfer.engine import Direction, keep_for_good, settle
+from beluga.transfer.policy import MAINTENANCE, CacheMaintenance, flush_threads, probe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from beluga.transfer.plan import Plan
+
+_UNLIMITED = (1 << 64) - 1  # UINT64_MAX: no stream is given, or a wait has no limit
+
+_ERRORS: dict[int, tuple[type[Exception], str]] = {
+    -errno.EINVAL: (LayoutError, "the plan's pieces are not of its chunks, or do not tile them"),
+    -errno.EXDEV: (
+        LayoutError,
+        "a piece of the plan lies in two stripes; cut it where they end",
+    ),
+    -errno.EAGAIN: (
+        TransferError,
+        "that part of the pool is not registered yet; call settle() before",
+    ),
+    -errno.ETIMEDOUT: (
+        TransferTimeoutError,
+        "the GPU has not finished in time; the copy continues",
+    ),
+    -errno.ECANCELED: (TransferCancelledError, "the copy was stopped before its end"),
+    -errno.EINPROGRESS: (
+        UnsettledError,
+        "a copy could not be started, and parts of it may still run; its space stays taken until "
+        "this process ends: restart it",
+    ),
+    -lib.BL_ERROR_CLOSED: (TransferError, "the CUDA engine is closed"),
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CudaStat:
+    """Bytes by path, and launches. ``fault`` is the reason if a registration failed."""
+
+    direct_bytes: int = 0
+    bounced_bytes: int = 0
+    bounce_count: int = 0  # bounced transfers
+    launch_count: int = 0
+    registered_bytes: int = 0
+    unregistered_count: int = 0  # windows that were replaced by others
+    refused_count: int = 0  # requested windows beyond the cap
+    fault: str | None = None
+
+
+class CudaTransfer:
+    """A :class:`~beluga.transfer.engine.Transfer`: some parts of a copy, whose plan it keeps."""
+
+    def __init__(
+        self, engine: CudaEngine, plan: Plan, copy: core.bl_cuda_copy, parts: core.uint32_p
+    ) -> None:
+        self._engine, self._plan, self._copy, self._parts = engine, plan, copy, parts
+
+    def done(self) -> bool:
+        """Return whether it has ended. This finishes the parts that the GPU has completed.
+
+        Until a part is finished, any thread that needs its buffers may still write.
+        """
+        first, end = self._parts
+        return self._engine.check(lib.bl_cuda_done(self._copy, first, end)) == 1
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """See :meth:`beluga.transfer.engine.Transfer.wait`. While the CPU finishes a part, the GPU
+        copies the next one."""
+        first, end = self._parts
+        timeout_ns = _UNLIMITED if timeout_s is None else max(int(timeout_s * 1e9), 0)
+        bad_count = lib.bl_cuda_finish(self._copy, first, end, timeout_ns)
+        if bad_count:
+            refuse_bad(self._engine.check(bad_count))
+
+
+def _drop(
+    _: core.bl_cuda_engine, drop: Callable[[core.bl_cuda_copy], None], copy: core.bl_cuda_copy
+) -> None:
+    """Drop a copy of an engine that is not freed before."""
+    drop(copy)
+
+
+def refuse_bad(count: int) -> None:
+    """Raise :class:`~beluga.errors.ChecksumError` if chunks of a read differ."""
+    if count:
+        raise ChecksumError(f"{count} chunks are not those that were written")
+
+
+class PreparedCopy:
+    """See :class:`~beluga.transfer.engine.Prepared`. It holds the windows until it is closed."""
+
+    def __init__(self, engine: CudaEngine, plan: Plan, copy: core.bl_cuda_copy) -> None:
+        self._engine, self._plan, self._copy = engine, plan, copy
+
+    def start(self, first: int, end: int) -> CudaTransfer:
+        """Launch kernels for some chunks, after the CPU's maintenance of their lines."""
+        return self._engine.start(self._plan, self._copy, range(first, end), last=False)
+
+    def close(self) -> None:
+        """Release the windows, and drop unfinished ranges."""
+        lib.bl_cuda_drop(self._copy)
+
+
+class CapturedTransfer:
+    """A captured copy of a plan.
+
+    The owner of the graph calls :meth:`prepare` before each replay, and :meth:`wait` when the
+    replay has ended (after the owner has waited for the stream or an event).
+
+    The plan's description exists until the engine is closed, so the graph must not be replayed
+    after that. Each replay moves the same plan.
+    """
+
+    def __init__(self, engine: CudaEngine, plan: Plan, copy: core.bl_cuda_copy) -> None:
+        self._engine, self._plan, self._copy = engine, plan, copy
+
+    def prepare(self) -> None:
+        """Drop this host's cached lines of the pool's bytes, before a replay of a read."""
+        self._engine.check(lib.bl_cuda_replay(self._copy))
+
+    def done(self) -> bool:
+        """Return True: only the owner can determine whether a replay has ended."""
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Flush the bytes of a replayed write, or check the checksums of a replayed read.
+
+        Raises :class:`~beluga.errors.ChecksumError`.
+        """
+        del timeout_s  # the owner has waited already
+        refuse_bad(self._engine.check(lib.bl_cuda_replayed(self._copy)))
 
 
 class CudaEngine:
     """An :class:`~beluga.transfer.engine.CopyEngine` for the memory of a GPU.
 
-    Work goes to ``stream`` (a handle, or a stream of torch or cupy), or to the stream of a call.
-    Without either it goes to the engine's own streams, where reads have the higher priority; they
-    wait for no other stream, so source and target must not be in use.
+    ``device`` is the number of a GPU, or an open one. Work goes to ``stream`` (a handle, or a
+    stream of torch or cupy), or to the stream of a call. Without either it goes to the engine's own
+    streams, where reads have the higher priority; they wait for no other stream, so source and
+    target must not be in use.
 
     * ``blocks``: the number of the GPU's multiprocessors that a copy uses, twice as many with
-      checksums.
+      checksums. Four of an H200 saturate its link (``bench/results/gpu-h200.json``).
     * ``window_size``: bytes per registration, a power of two of 2 MiB stripes.
     * ``cap``: bytes that all processes of this host may have registered together.
     * ``bounce_size``: bytes of buffers.
-    * ``driver``: the driver of a GPU or of a stand-in; the caller closes it after the engine.
 
     Engines of one process for one pool and GPU share registered memory; the first of them sets
     ``window_size`` and ``cap``.
 
-    Raises :class:`~beluga.errors.EngineUnavailableError` if there is no GPU or no cupy.
+    Raises :class:`~beluga.errors.EngineUnavailableError` if there is no GPU, driver or NVRTC.
     """
 
     def __init__(  # noqa: PLR0913  all but two named
         self,
         pool: Pool,
-        device: int = 0,
+        device: int | CudaDevice = 0,
         stream: StreamLike | None = None,
         *,
         blocks: int = 4,
         window_size: int = 1 << 30,
         cap: int = 512 << 30,
         bounce_size: int = 64 << 20,
-        driver: Driver | None = None,
         maintenance: CacheMaintenance | None = None,
     ) -> None:
         while window_size > STRIPE_SIZE and window_size // 2 >= pool.data_devices[0].size:
             window_size //= 2
-        windows = Windows(pool, window_size)
-        self._pool = pool
-        self._own_driver = driver is None
-        self._driver = driver or CupyDriver(device)
-        self._driver.use()
-        self._stream = None if stream is None else stream_handle(stream)
-        self._own: dict[bool, int] = {}
-        self._buffers = Buffers(self._driver)
-        self._launcher = Launcher(self._driver, self._buffers, blocks=blocks)
-        self._maintenance = maintenance or probe().maintenance("gpu", pool, flush_threads())
+        self._pool, self._closed = pool, False
+        self._gpu = device if isinstance(device, CudaDevice) else CudaDevice(device)
+        kept = maintenance or probe().maintenance("gpu", pool, flush_threads())
 
         def register() -> Registrar:
             claims = Claims(config.runtime_root() / "cuda-registered", cap)
-            return Registrar(self._driver, pool, windows, claims)
+            return Registrar(self._gpu, pool, window_size, claims)
 
-        self._registrar = join(self._driver, pool, self, register)
-        self._windows = self._registrar.windows
-        self._paths = Paths(pool, self._launcher, self._windows, self._maintenance, bounce_size)
+        self._registrar = join(self._gpu, pool, self, register)
+        settings = ffi.new(
+            "bl_cuda_settings *",
+            {
+                "stream": _UNLIMITED if stream is None else stream_handle(stream),
+                "bounce_size": bounce_size,
+                "range_size": [kept.range_size(write=write) for write in (False, True)],
+                "blocks": blocks,
+                "before_read": MAINTENANCE[kept.row.before_read],
+                "after_write": MAINTENANCE[kept.row.after_write],
+                "threads": kept.threads,
+            },
+        )
+        made = ffi.new("bl_cuda_engine **")
+        try:
+            with pool.using() as mapped:
+                given = self._gpu.handle, self._registrar.handle, mapped
+                self.check(lib.bl_cuda_engine_open(*given, settings, made))
+        except BaseException:
+            leave(self._registrar, self)
+            raise
+        self._handle = ffi.gc(made[0], lib.bl_cuda_engine_free)
         self._captured: list[CapturedTransfer] = []
+        self._drop = functools.partial(_drop, self._handle, lib.bl_cuda_drop)
         pool.before_close(self.close)
 
     piece_size = 16 << 20
@@ -105,17 +234,28 @@ class CudaEngine:
 
     @property
     def name(self) -> str:
-        return self._driver.name
+        return self._gpu.name
 
     @property
     def stat(self) -> CudaStat:
         """The work so far; counts of windows include all engines that share them."""
-        found = self._paths.stat
-        found.launch_count = self._launcher.count
-        found.registered_bytes, found.fault = self._registrar.size, self._registrar.fault
-        found.unregistered_count = self._registrar.unregistered_count
-        found.refused_count = self._registrar.refused_count
-        return found
+        found = ffi.new("bl_cuda_stat *")
+        lib.bl_cuda_engine_stat(self._handle, found)
+        return CudaStat(
+            found.direct_bytes,
+            found.bounced_bytes,
+            found.bounced_copies,
+            found.launches,
+            self._registrar.size,
+            self._registrar.unregistered_count,
+            self._registrar.refused_count,
+            self._registrar.fault,
+        )
+
+    @property
+    def registrar(self) -> Registrar:
+        """The windows, which all engines of this process for the pool and the GPU share."""
+        return self._registrar
 
     def settle(self, timeout_s: float | None = None) -> bool:
         """Wait until the pool is registered as far as possible; return False after the timeout."""
@@ -123,36 +263,16 @@ class CudaEngine:
 
     def gather_write(self, plan: Plan, *, stream: StreamLike | None = None) -> CudaTransfer:
         """See :meth:`beluga.transfer.engine.CopyEngine.gather_write`."""
-        plan.refuse_direction(write=True)
-        return self._start(plan, self._stream_for(stream, write=True))
+        return self._copy(plan, stream, Direction.WRITE)
 
     def scatter_read(self, plan: Plan, *, stream: StreamLike | None = None) -> CudaTransfer:
         """See :meth:`beluga.transfer.engine.CopyEngine.scatter_read`."""
-        plan.refuse_direction(write=False)
-        return self._start(plan, self._stream_for(stream, write=False))
+        return self._copy(plan, stream, Direction.READ)
 
-    def prepare(self, plan: Plan, direction: Direction) -> Prepared:
-        """See :meth:`beluga.transfer.engine.CopyEngine`: if a kernel can copy the plan, it is
-        described to the GPU now; else each range is a copy of its own."""
-        write = direction is Direction.WRITE
-        plan.refuse_direction(write=write)
-        self._refuse(plan)
-        self._driver.use()
-        if len(plan.pieces) == 0:
-            return Parts(self, plan, direction)
-        directed = self._stream_for(None, write=write)
-        touched = self._windows.touched(self._pool, plan)
-        hold = self._registrar.hold(touched, self._driver)
-        try:
-            if touched - hold.addresses.keys():
-                hold.started()
-                return Parts(self, plan, direction)
-            self._paths.begin()
-            return PreparedLaunch(self._paths, plan, directed, hold)
-        except BaseException:
-            self._paths.undo(directed.stream)
-            hold.started()
-            raise
+    def prepare(self, plan: Plan, direction: Direction) -> PreparedCopy:
+        """See :meth:`beluga.transfer.engine.CopyEngine`: the plan is checked now, and its windows
+        are held."""
+        return PreparedCopy(self, plan, self._prepare(plan, None, direction))
 
     def capture(self, plan: Plan, stream: StreamLike, *, write: bool) -> CapturedTransfer:
         """Put a copy into the graph that ``stream`` is being captured into.
@@ -160,126 +280,79 @@ class CudaEngine:
         Raises :class:`~beluga.errors.TransferError` unless the stream is being captured and the
         pool's part is registered (:meth:`settle`).
         """
-        handle = stream_handle(stream)
-        if not self._driver.capturing(handle):
-            raise TransferError("the stream is not being captured; do not use capture()")
         plan.refuse_direction(write=write)
-        self._refuse(plan)
         if len(plan.pieces) == 0:
             raise LayoutError(
                 "a plan without pieces cannot be captured; give it at least one piece"
             )
-        self._registrar.keep(self._windows.touched(self._pool, plan), self)
-        launch = self._paths.make(plan, write=write)
-        self._launcher.run(launch, 0, len(launch.spans), stream=handle)
-        transfer = CapturedTransfer(self._maintenance, launch)
+        copy = ffi.new("bl_cuda_copy **")
+        handle = stream_handle(stream)
+        with self._pool.using():
+            code = lib.bl_cuda_capture(self._handle, plan.struct(), write, handle, copy)
+        if code == -errno.EBUSY:
+            raise TransferError("the stream is not being captured; do not use capture()")
+        self.check(code, plan)
+        transfer = CapturedTransfer(self, plan, copy[0])
         self._captured.append(transfer)
         return transfer
 
-    def runs(self, plan: Plan) -> list[tuple[int, int, int]]:
-        """Return the fewest runs in which copy engines can move a plan's bytes (for benchmarks).
-
-        A run is a GPU address, an offset in the plan's concatenated chunks, and a length. All of
-        the memory is registered, and stays registered.
-        """
-        self._registrar.keep(self._windows.touched(self._pool, plan), self)
-        launch = self._paths.make(plan, write=False)
-        starts, sizes = launch.spans["pool"].copy(), launch.spans["length"].astype(np.uint64)
-        self._launcher.release(launch)
-        window = np.searchsorted(np.sort(self._windows.bases, axis=None), starts, side="right")
-        new = np.append(True, (starts[1:] != (starts + sizes)[:-1]) | (np.diff(window) != 0))
-        first = np.flatnonzero(new)
-        places = (np.cumsum(sizes) - sizes)[first]
-        rows = zip(starts[first], places, np.add.reduceat(sizes, first), strict=True)
-        return [(int(at), int(place), int(size)) for at, place, size in rows]
-
     def close(self) -> None:
         """See :meth:`beluga.transfer.engine.CopyEngine.close`. A second call does nothing."""
-        if self._buffers.closed:
+        if self._closed:
             return
-        self._driver.use()  # any thread may close
-        try:
-            for stream in self._own.values():
-                drain(self._driver, stream)
-        except DriverError:  # copies may still run: keep windows and buffers
-            keep_for_good(self)
-            self._buffers.closed = True
-            return
-        leave(self._registrar, self)
-        for stream in self._own.values():
-            self._driver.end_stream(stream)
-        for transfer in self._captured:
-            self._launcher.release(transfer.launch)
-        self._launcher.close()
-        self._buffers.close()
-        if self._own_driver:
-            self._driver.close()
+        self._closed = True
+        if lib.bl_cuda_engine_close(self._handle) < 0:
+            keep_for_good(self)  # copies may still run: keep windows and buffers
+        else:
+            leave(self._registrar, self)
 
-    def _stream_for(self, stream: StreamLike | None, *, write: bool) -> DirectedStream:
-        if stream is not None:
-            return DirectedStream(write, stream_handle(stream))
-        if self._stream is not None:
-            return DirectedStream(write, self._stream)
-        if write not in self._own:
-            self._own[write] = self._driver.make_stream(urgent=not write)
-        return DirectedStream(write, self._own[write])
+    # ---- for transfers
 
-    def _start(self, plan: Plan, directed: DirectedStream) -> CudaTransfer:
-        self._refuse(plan)
-        self._driver.use()  # this may be a link's thread
-        if self._driver.capturing(directed.stream):
-            raise TransferError("the stream is being captured; use capture()")
-        if len(plan.pieces) == 0:
-            return CudaTransfer(self._launcher, [], lambda: None)
-        touched = self._windows.touched(self._pool, plan)
-        with self._registrar.hold(touched, self._driver) as hold:
-            self._paths.begin()
-            try:
-                missing = touched - hold.addresses.keys()
-                if missing:
-                    return self._mixed(plan, directed, hold, missing)
-                parts = self._paths.direct(plan, directed, hold)
-                return CudaTransfer(self._launcher, parts, lambda: None)
-            except BaseException:  # only this call has the parts in progress
-                try:
-                    self._paths.undo(directed.stream)
-                except UnsettledError:
-                    keep_for_good((self, plan))
-                    raise
-                raise
-
-    def _refuse(self, plan: Plan) -> None:
-        """Raise an error for an invalid plan, because a kernel's fault ends all GPU work of this
-        process."""
-        if self._buffers.closed:
-            raise TransferError("the CUDA engine is closed")
-        with self._pool.using() as pool:
-            code = lib.bl_plan_check(pool, plan.struct())
-        if code < 0:
-            plan.refuse_beyond(self._pool.geometry.size)
-            raise LayoutError("the plan's pieces are not of its chunks, or do not tile them")
-
-    def _mixed(
-        self, plan: Plan, directed: DirectedStream, hold: Hold, missing: set[WindowId]
+    def start(
+        self, plan: Plan, copy: core.bl_cuda_copy, chunks: range, *, last: bool
     ) -> CudaTransfer:
-        """Bounce the chunks in ``missing`` windows, and copy the others by the GPU."""
-        ready = self._windows.reached(self._pool, plan, hold.addresses)
-        parts: list[Part] = []
-        pairs = []
-        if ready.any():
-            some = select(plan, ready)
-            pairs.append((ready, some))
-            parts += self._paths.direct(some, directed, hold)
-        rest = select(plan, ~ready)
-        pairs.append((~ready, rest))
-        self._registrar.bounced(missing, rest.size)
-        parts += self._paths.bounced(rest, directed)
-        gather = functools.partial(_gather_sums, plan, pairs) if directed.write else lambda: None
-        return CudaTransfer(self._launcher, parts, gather)
+        """Start chunks of a prepared plan."""
+        parts = ffi.new("uint32_t[]", 2)
+        transfer = CudaTransfer(self, plan, copy, parts)
+        try:
+            with self._pool.using():
+                code = lib.bl_cuda_start(copy, chunks.start, chunks.stop, last, parts)
+            self.check(code, plan)
+        except UnsettledError:
+            keep_for_good(transfer)
+            raise
+        except BaseException:  # an interrupt, too, leaves no part in progress
+            settle([transfer])
+            raise
+        return transfer
 
+    def check(self, code: int, plan: Plan | None = None) -> int:
+        """Return a result of C, or raise its error, which concerns ``plan``."""
+        if code >= 0:
+            return code
+        if code == -errno.EINVAL and plan is not None:
+            plan.refuse_beyond(self._pool.geometry.size)
+        kind, text = _ERRORS.get(code, (None, ""))
+        if kind is not None:
+            raise kind(text)
+        try:
+            return self._gpu.check(code)
+        except DriverError as error:
+            raise DriverError(f"a kernel or a copy failed: {error}") from None
 
-def _gather_sums(plan: Plan, pairs: list[tuple[NDArray[np.bool_], Plan]]) -> None:
-    """Copy the checksums that parts of a plan computed into the plan."""
-    for mask, some in pairs:
-        if plan.checksums is not None and some.checksums is not None:
-            plan.checksums[mask] = some.checksums
+    def _prepare(
+        self, plan: Plan, stream: StreamLike | None, direction: Direction
+    ) -> core.bl_cuda_copy:
+        plan.refuse_direction(write=direction is Direction.WRITE)
+        handle = _UNLIMITED if stream is None else stream_handle(stream)
+        copy = ffi.new("bl_cuda_copy **")
+        with self._pool.using():
+            code = lib.bl_cuda_prepare(self._handle, plan.struct(), direction, handle, copy)
+        if code == -errno.EBUSY:
+            raise TransferError("the stream is being captured; use capture()")
+        self.check(code, plan)
+        return ffi.gc(copy[0], self._drop)
+
+    def _copy(self, plan: Plan, stream: StreamLike | None, direction: Direction) -> CudaTransfer:
+        copy = self._prepare(plan, stream, direction)
+        return self.start(plan, copy, range(len(plan.chunks)), last=True)

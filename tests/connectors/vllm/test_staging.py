@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """Blocks in the memory of a device: in a GPU's with the CUDA engine; staged in host memory without
-cupy, on streams that run as late as they may; and in a buffer of torch.
+NVRTC, on streams that run as late as they may; and in a buffer of torch.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from beluga_bench.gpu.host_driver import HostDriver
 from fake_vllm import Tensor, layer_major
 from scene import LOGGER, LONG_S, Rank, blocks
+from support.cuda_gpu import Gpu, enqueue
 
 from beluga import IndexServer, KVCache, Pool
 from beluga.connectors.vllm import staging as device
@@ -45,61 +45,36 @@ ENGINE_STREAM = 0  # the engine computes on this stream, which every driver has
 # ---- The CUDA engine, with host-compiled kernels in place of the GPU.
 
 
-class SecondGpu(HostDriver):
-    """The driver of another GPU than the first: a thread that has not made it current would use the
-    first GPU.
-    """
-
-    def __init__(self, before_register: Callable[[int], None]) -> None:
-        self._threads = threading.local()
-        super().__init__(before_register=before_register)
-        self.use()
-
-    def use(self) -> None:
-        self._threads.current = True
-
-
-def _of_current(name: str) -> Any:
-    def call(self: SecondGpu, *given: Any) -> Any:
-        assert getattr(self._threads, "current", False), threading.current_thread().name
-        return getattr(HostDriver, name)(self, *given)
-
-    return call
-
-
-for _name in ("make_event", "record", "follow", "launch"):
-    setattr(SecondGpu, _name, _of_current(_name))
-
-
 class GpuMachine:
-    """A machine where vLLM's tensors are CUDA tensors, and a driver's calls run the host's
-    kernels.
+    """A machine where vLLM's tensors are CUDA tensors of the second GPU, a stand-in. A thread that
+    has not made it current would use another one.
     """
 
     def __init__(self) -> None:
-        self.drivers: list[HostDriver] = []
+        self.gpu = Gpu(self._register)
+        self.opened = 0
         self.engines: list[CudaEngine] = []
         self.before_register: Callable[[int], None] = lambda _: None
         self.registered: list[int] = []  # sizes
 
-    def driver(self, index: int) -> HostDriver:
+    def open(self, index: int) -> Gpu:
         assert index == 1
-        self.drivers.append(SecondGpu(self._register))
-        return self.drivers[-1]
+        self.opened += 1
+        return self.gpu
 
     def _register(self, size: int) -> None:
         self.before_register(size)
         self.registered.append(size)
 
-    def engine(self, pool: Any, **options: Any) -> CudaEngine:
-        self.engines.append(CudaEngine(pool, window_size=16 << 20, **options))
+    def engine(self, pool: Any, *options: Any) -> CudaEngine:
+        self.engines.append(CudaEngine(pool, *options, window_size=16 << 20))
         return self.engines[-1]
 
 
 @pytest.fixture
 def machine(compiled: None, monkeypatch: pytest.MonkeyPatch) -> GpuMachine:
     machine = GpuMachine()
-    monkeypatch.setattr(device, "CupyDriver", machine.driver)
+    monkeypatch.setattr(device, "CudaDevice", machine.open)
     monkeypatch.setattr(device, "CudaEngine", machine.engine)
     monkeypatch.setattr(device, "engine_stream", lambda _: ENGINE_STREAM)
     return machine
@@ -138,7 +113,8 @@ def test_blocks_are_saved_and_loaded_between_a_gpu_and_other_engines(
     stats = [engine.stat for engine in machine.engines]
     moved = [stat.direct_bytes + stat.bounced_bytes for stat in stats]
     assert moved == [len(IDS) * gpu.layout.block_size] * 2  # one engine saves and one loads
-    assert [len(driver.launches) > 0 for driver in machine.drivers] == [True, True]
+    assert machine.opened == len(machine.engines)
+    assert all(engine.stat.launch_count > 0 for engine in machine.engines)
     assert all(engine.settle(LONG_S) for engine in machine.engines)
     assert [engine.stat.registered_bytes for engine in machine.engines] == [
         sum(machine.registered)  # each window is registered once for both
@@ -151,14 +127,13 @@ def test_a_save_waits_for_the_step_that_computes_the_blocks(
 ) -> None:
     gpu = make_gpu()
     gate, ended = threading.Event(), threading.Event()
-    _, saving = machine.drivers
 
     def compute() -> None:
         gate.wait(LONG_S)
         gpu.fill(2)
         ended.set()
 
-    saving._streams[ENGINE_STREAM].put(compute)
+    enqueue(machine.gpu, ENGINE_STREAM, compute)
     gpu.begin_save(BLOCK_RANGE)
     time.sleep(0.1)
     gate.set()
@@ -179,14 +154,13 @@ def test_a_load_waits_for_kernels_that_use_the_blocks(
     saved(gpu)
     before = gpu.memory[:, IDS].copy()
     gate, ended = threading.Event(), threading.Event()
-    loading, _ = machine.drivers
 
     def compute() -> None:
         gate.wait(LONG_S)
         gpu.memory[...] = 7
         ended.set()
 
-    loading._streams[ENGINE_STREAM].put(compute)
+    enqueue(machine.gpu, ENGINE_STREAM, compute)
     threading.Timer(0.1, gate.set).start()
     loaded(gpu)
     assert ended.wait(LONG_S)
@@ -220,10 +194,10 @@ def test_the_engines_stream_is_torchs_current_one_of_the_device(
     assert [device.engine_stream(name) for name in streams] == [7, 9]
 
 
-def test_without_cupy_blocks_are_staged_with_a_warning(
+def test_without_nvrtc_blocks_are_staged_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(device, "CupyDriver", missing)
+    monkeypatch.setattr(device, "CudaDevice", missing)
     monkeypatch.setattr(device, "StagedSource", lambda _, own_stream: ("staged", own_stream))
     tensor = Tensor(np.zeros((4, 64), np.uint16))
     tensor.device = SimpleNamespace(type="cuda", index=0)
@@ -231,7 +205,7 @@ def test_without_cupy_blocks_are_staged_with_a_warning(
     logger = logging.getLogger("beluga.test")
     source: Any = device.source_of(layout, urgent=True, own_stream=False, logger=logger)
     assert source == ("staged", False)
-    assert "staged in host memory: the CUDA engine needs cupy" in caplog.text
+    assert "staged in host memory: the CUDA engine needs NVRTC" in caplog.text
 
 
 # ---- A buffer of torch.
@@ -422,7 +396,7 @@ class Staged(Rank):
 
 
 def missing(_: int) -> None:
-    raise EngineUnavailableError("the CUDA engine needs cupy: made up")
+    raise EngineUnavailableError("the CUDA engine needs NVRTC: made up")
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -434,7 +408,7 @@ def staged(
 ) -> Iterator[Staged]:
     machine = Machine()
     monkeypatch.setitem(sys.modules, "torch", machine.module())
-    monkeypatch.setattr(device, "CupyDriver", missing)
+    monkeypatch.setattr(device, "CudaDevice", missing)
     with contextlib.closing(Staged(pool_name, machine, request.param)) as staged:
         yield staged
 

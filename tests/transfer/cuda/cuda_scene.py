@@ -7,7 +7,6 @@ checks of every byte and access of a launch.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import dataclasses
 import functools
 import os
@@ -16,19 +15,15 @@ import struct
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from beluga import coherence
+from beluga._ffi import core, ffi, lib, record_dtype
 from beluga.pool import Pool
-from beluga.transfer import Plan, plan_blocks
-from beluga.transfer.cuda import Driver
-from beluga.transfer.cuda import driver as source
-from beluga.transfer.cuda.driver import Pinned
-from beluga.transfer.cuda.launch import Buffers, Launch, Launcher
-from beluga.transfer.cuda.registration import Windows
+from beluga.transfer import PIECE, Plan, plan_blocks
 
 # ---- Runs the kernels in a process with sanitizers (``tests/native/cuda_harness.cu``), over
 # pipes.
@@ -38,8 +33,14 @@ ACCESS = np.dtype(
     [("address", "<u8"), ("thread", "<u4"), ("span", "<u4"), ("size", "<u4"), ("store", "<u4")]
 )
 SANITIZE = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-# The order of bl_kernels in the harness.
-KERNELS = source.KERNELS
+KERNELS = tuple(  # in the order of bl_kernels in the harness
+    f"bl_{kernel}{half}{total}"
+    for kernel in ("gather", "scatter")
+    for half in ("", "_half")
+    for total in ("", "_sum")
+)
+SPAN = record_dtype("bl_span")
+JOB = np.dtype([("spans", "<u8"), ("sums", "<u8"), ("tables", "<u8"), ("count", "<u8")])
 BUGS = ("shift", "swap", "tail", "sum", "twice", "strided", "pad", "again")
 
 
@@ -131,52 +132,6 @@ class KernelProcess:
         return int.from_bytes(answer, "little")
 
 
-class ProcessDriver:
-    """A driver whose GPU is a kernel process, with the functions that a launcher needs. Launches
-    have ``grid``, and return when they have ended; ``accesses`` are those of the last one.
-    """
-
-    def __init__(self, process: KernelProcess, grid: Grid) -> None:
-        self._process, self._grid = process, grid
-        self._pinned: list[Pinned] = []
-        self.kernel = ""
-        self.accesses = np.empty(0, ACCESS)
-
-    def allocate(self, size: int) -> int:
-        return self._process.allocate(size)
-
-    def pin(self, size: int) -> Pinned:
-        pinned = Pinned(np.zeros(size, np.uint8), self._process.allocate(size))
-        self._pinned.append(pinned)
-        return pinned
-
-    def copy(self, target: int, source: int, size: int, stream: int) -> None:
-        self._process.write(target, ctypes.string_at(source, size))
-
-    def launch(self, kernel: str, grid: object, job: NDArray[Any], stream: int) -> None:
-        for pinned in self._pinned:
-            self._process.write(pinned.address, pinned.array.tobytes())
-        self.kernel = kernel
-        self.accesses = self._process.launch(kernel, self._grid, job)
-        for pinned in self._pinned:
-            content = self._process.read(pinned.address, len(pinned.array))
-            pinned.array[:] = np.frombuffer(content, np.uint8)
-
-    def make_stream(self, *, urgent: bool) -> int:
-        return 0
-
-    def end_stream(self, stream: int) -> None: ...
-
-    def make_event(self) -> int:
-        return 0
-
-    def free_event(self, event: int) -> None: ...
-
-    def record(self, event: int, stream: int) -> None: ...
-
-    def wait(self, event: int) -> None: ...
-
-
 # ---- Blocks in a kernel process, and checks of every byte and access of a launch.
 
 
@@ -184,6 +139,56 @@ STRIPE = 2 << 20
 DEVICE_STRIPES = 64  # without the superblock's
 SLACK = 128  # bytes watched on both sides of a block
 CANARY = b"\xa5"
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """Windows of ``size`` bytes, with the GPU address of each: ``bases`` of shape (devices,
+    windows)."""
+
+    pool: Pool
+    size: int
+    bases: NDArray[np.uint64]
+
+    def struct(self, pool: core.bl_pool) -> core.bl_windows:
+        made = ffi.new("bl_windows *")
+        made.pool, made.bases = pool, ffi.from_buffer("uint64_t[]", self.bases)
+        made.window_count, made.window_shift = self.bases.shape[1], self.size.bit_length() - 1
+        return made
+
+    def touched(self, plan: Plan) -> set[tuple[int, int]]:
+        """Return the windows in which a plan's bytes lie."""
+        found = np.zeros(self.bases.shape, np.uint8)
+        with self.pool.using() as pool:
+            buffer = ffi.from_buffer("uint8_t[]", found)
+            assert lib.bl_spans_touch(self.struct(pool), plan.struct(), buffer) == 0
+        return set(zip(*(column.tolist() for column in np.nonzero(found)), strict=True))
+
+    def reached(self, plan: Plan, missing: set[tuple[int, int]]) -> list[bool]:
+        """Return for each chunk whether it lies in no window that is missing."""
+        absent, found = np.zeros(self.bases.shape, np.uint8), np.empty(len(plan.chunks), np.uint8)
+        for window in missing:
+            absent[window] = 1
+        with self.pool.using() as pool:
+            buffers = (ffi.from_buffer("uint8_t[]", each) for each in (absent, found))
+            lib.bl_spans_reach(self.struct(pool), plan.struct(), *buffers)
+        return found.astype(bool).tolist()
+
+    def spans(self, plan: Plan, *, write: bool) -> NDArray[np.void]:
+        """Cut a plan into spans; none if a window has no address."""
+        runs, shared = ffi.new("bl_row_runs *"), ffi.NULL
+        if plan.sparse and plan.checksums is not None:
+            assert lib.bl_row_runs_make(plan.struct(), runs) == 0
+            size = runs.count * PIECE.itemsize
+            pieces = np.frombuffer(bytes(ffi.buffer(runs.pieces, size)), PIECE)
+            plan, shared = dataclasses.replace(plan, pieces=pieces), runs.shared
+        made = np.zeros(len(plan.pieces) + plan.size // lib.BL_SPAN_SIZE, SPAN)
+        with self.pool.using() as pool:
+            out = ffi.from_buffer("bl_span[]", made)
+            struct = self.struct(pool)
+            count = lib.bl_spans_make(struct, plan.struct(), ffi.NULL, shared, write, out)
+        lib.bl_row_runs_free(runs)
+        return made[: max(count, 0)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +204,9 @@ class Geometry:
         return _pool(self.devices, interleaved=self.interleaved)
 
     def windows(self) -> Windows:
-        return Windows(self.pool, self.window_stripes * STRIPE)
+        count = -(-(DEVICE_STRIPES + 1) // self.window_stripes)
+        bases = np.zeros((self.devices, count), np.uint64)
+        return Windows(self.pool, self.window_stripes * STRIPE, bases)
 
     def place(self, offset: int) -> tuple[int, int, int]:
         """Return the device, the window and the byte in the window of an offset."""
@@ -243,7 +250,8 @@ class Shape:
 class Outcome:
     """The accesses and the result of a launch."""
 
-    launch: Launch
+    spans: NDArray[np.void]
+    kernel: str
     accesses: NDArray[Any]
     bad_count: int
 
@@ -271,9 +279,7 @@ class Scene:
                 if not self.windows.bases[device, window]:
                     base = process.allocate(self.windows.size)
                     self.windows.bases[device, window] = base
-        self._driver = ProcessDriver(process, shape.grid)
-        driver = cast("Driver", self._driver)
-        self._launcher = Launcher(driver, Buffers(driver), blocks=1)
+        self._tables = {lanes: self._upload(tables(lanes)) for lanes in (16, 32)}
 
     def pool_addresses(self, offsets: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Return the address of each offset."""
@@ -314,13 +320,24 @@ class Scene:
         return b"".join(self.process.read(*run) for run in self._runs(offset, size))
 
     def launch(self, plan: Plan, *, write: bool) -> Outcome:
-        with self.shape.geometry.pool.using() as pool:
-            launch = self._launcher.make(plan, self.windows.struct(pool), write=write)
-        spans = launch.range(plan)
-        self._launcher.run(launch, *spans, stream=0)
-        bad_count = launch.finish(plan, *spans)
-        self._launcher.release(launch)
-        return Outcome(launch, self._driver.accesses, bad_count)
+        """Launch the kernel that the engine would choose for a plan."""
+        spans, sums = self.windows.spans(plan, write=write), np.zeros(0, np.uint32)
+        half = plan.size < 2048 * len(plan.pieces)
+        number = 4 * (not write) + 2 * half + (plan.checksums is not None)
+        at = [self._upload(each) for each in (spans, np.zeros(len(spans), np.uint32))]
+        job = np.array((*at, self._tables[16 if half else 32], len(spans)), JOB)
+        accesses = self.process.launch(KERNELS[number], self.shape.grid, job)
+        bad_count = 0
+        if plan.checksums is not None:
+            sums = np.frombuffer(self.process.read(at[1], 4 * len(spans)), np.uint32).copy()
+            given = ffi.from_buffer("bl_span[]", spans), ffi.from_buffer("uint32_t[]", sums)
+            bad_count = lib.bl_spans_sum(*given, len(spans), plan.struct(), write)
+        return Outcome(spans, KERNELS[number], accesses, bad_count)
+
+    def _upload(self, array: NDArray[Any]) -> int:
+        address = self.process.allocate(array.nbytes)
+        self.process.write(address, array.tobytes())
+        return address
 
     def gathered(self, seed: int = 1) -> Outcome:
         """Gather the blocks, and check every byte."""
@@ -362,7 +379,7 @@ class Scene:
 
     def check_accesses(self, outcome: Outcome, *, write: bool) -> None:
         """Check that each byte is accessed once, in aligned words and whole lines of warps."""
-        plan, pads = self.plan, outcome.launch.spans["extra"]
+        plan, pads = self.plan, outcome.spans["extra"]
         pool = runs(self.pool_addresses(plan.pieces["offset"]), plan.pieces["length"])
         engine = runs(plan.pieces["address"], plan.pieces["length"])
         if write:
@@ -395,6 +412,13 @@ class Scene:
         places = self.pool_addresses(np.array(edges, np.uint64)).tolist()
         sizes = np.diff([*edges, offset + size]).tolist()
         return list(zip(places, sizes, strict=True))
+
+
+def tables(lanes: int) -> NDArray[np.uint32]:
+    """Return the tables of checksums for groups of lanes."""
+    made = np.zeros(lib.BL_SPAN_TABLE_WORDS, np.uint32)
+    lib.bl_spans_tables(lanes, ffi.from_buffer("uint32_t[]", made))
+    return made
 
 
 def runs(starts: NDArray[Any], sizes: NDArray[Any]) -> list[tuple[int, int]]:

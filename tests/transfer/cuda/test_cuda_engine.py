@@ -7,20 +7,30 @@ together with graphs, streams and failures.
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
-from support.cuda_capture import begin_capture, end_capture, replay
-from support.cuda_gpu import PATIENCE_S, STRIPE, Blocks, FailingGpu, Gpu, engine_on
+from support.cuda_gpu import (
+    PATIENCE_S,
+    STRIPE,
+    Blocks,
+    Gpu,
+    engine_on,
+    held,
+    nothing_under_way,
+    refuse,
+    windows_of,
+)
 from support.engines import peek, poke
 
 from beluga import coherence
 from beluga.errors import (
     ChecksumError,
+    DeviceFaultError,
     EngineUnavailableError,
     LayoutError,
     TransferError,
@@ -35,8 +45,7 @@ from beluga.transfer import (
     ScheduledEngine,
     Speed,
 )
-from beluga.transfer.cuda import CupyDriver, DriverError
-from beluga.transfer.cuda.launch import Launch, Launcher
+from beluga.transfer.cuda import CudaDevice, CudaEngine
 from beluga.transfer.policy import CacheMaintenance, probe
 
 # ---- The CUDA engine's own logic, with the host-compiled kernels on worker threads in place of
@@ -64,19 +73,9 @@ def test_a_batch_is_one_launch_without_a_wait(pool: Pool, gpu: Gpu) -> None:
 
 
 @pytest.mark.usefixtures("compiled")
-def test_a_plan_is_described_before_the_link_admits_anything(
-    pool: Pool, gpu: Gpu, shm: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[Launch] = []
-    make = Launcher.make
-
-    def counted(self: Launcher, *args: Any, **named: Any) -> Launch:
-        made.append(make(self, *args, **named))
-        return made[-1]
-
-    monkeypatch.setattr(Launcher, "make", counted)
+def test_a_link_admits_a_prepared_plan_in_pieces(pool: Pool, gpu: Gpu, shm: Path) -> None:
     speed = Speed(1 << 30)
-    link = Link("tables", LinkSettings(read=speed, write=speed, device=None), directory=shm)
+    link = Link("pieces", LinkSettings(read=speed, write=speed, device=None), directory=shm)
     place = IoHandle(link)
     engine, blocks = engine_on(pool, gpu), Blocks.make(pool, 5)
     engine.piece_size = blocks.plan.size // 3
@@ -85,15 +84,14 @@ def test_a_plan_is_described_before_the_link_admits_anything(
     for start in (scheduled.gather_write, scheduled.scatter_read):
         for direction in (each.handle for each in link.directions):
             direction.bucket.tail += 10**12  # memory of another owner, for one second
-        before, described = len(gpu.launches), len(made)
+        before = len(gpu.launches)
         transfer = start(blocks.plan)
-        assert (len(gpu.launches), len(made)) == (before, described + 1)
+        assert len(gpu.launches) == before
+        assert windows_of(engine, pool, blocks.plan) <= held(engine)
         for direction in (each.handle for each in link.directions):
             direction.bucket.tail -= 10**12
         transfer.wait(PATIENCE_S)
         assert len(gpu.launches) - before > 1  # a launch for each piece
-        assert len(made) == described + 1
-        assert made[-1].users == 0
     assert blocks.stored(pool)
     assert blocks.plan.checksums is not None
     blocks.plan.checksums[-1] ^= 1
@@ -107,80 +105,87 @@ def test_a_plan_is_described_before_the_link_admits_anything(
 @pytest.mark.parametrize("bounced", [False, True])
 def test_copies_release_all_resources(pool: Pool, bounced: bool) -> None:
     """Events, GPU memory and pinned memory do not grow with the number of copies."""
-    gpu = FailingGpu(bounced=bounced)
+    gpu = Gpu(bounced=bounced)
     engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
     engine.settle(PATIENCE_S)
     taken = []
     for _ in range(6):
         for start in (engine.gather_write, engine.scatter_read):
             start(blocks.plan).wait(PATIENCE_S)
-        taken.append((len(gpu._events), len(gpu._maps), len(gpu._pinned)))
+        taken.append(gpu.counts)
     assert taken[-1] == taken[1]  # later copies reuse the resources of the first ones
 
 
 @dataclasses.dataclass(frozen=True)
-class Watched(CacheMaintenance):
-    """Records what the CPU does, and how many kernels have been launched before. Copies are made in
-    ranges of ``size`` bytes."""
+class Ranges(CacheMaintenance):
+    """Cache maintenance in ranges of ``size`` bytes."""
 
-    gpu: Gpu = dataclasses.field(kw_only=True)
     size: int = dataclasses.field(kw_only=True)
-    seen: list[str] = dataclasses.field(default_factory=list)
-
-    @classmethod
-    def on(cls, pool: Pool, gpu: Gpu, size: int) -> Watched:
-        return cls(pool, probe().row("gpu"), gpu=gpu, size=size)
 
     def range_size(self, *, write: bool) -> int:
         del write
         return self.size
 
-    def before_read(self, plan: Plan) -> None:
-        self.seen.append(f"drop {len(self.gpu.launches)}")
-        super().before_read(plan)
 
-    def after_write(self, plan: Plan) -> None:
-        assert plan.checksums is not None
-        assert not plan.checksums.any()  # the range is not known to be complete yet
-        self.seen.append(f"flush {len(self.gpu.launches)}")
-        super().after_write(plan)
+def in_three_ranges(pool: Pool, gpu: Gpu, plan: Plan) -> CudaEngine:
+    kept = Ranges(pool, probe().row("gpu"), size=plan.size // 3)
+    engine = engine_on(pool, gpu, maintenance=kept)
+    assert engine.settle(PATIENCE_S)
+    return engine
+
+
+def without_memory(pool: Pool, size: int) -> None:
+    """Truncate the files of the pool. A GPU that has written would not notice, but a flush does."""
+    for device in pool.devices:
+        os.truncate(device.path, size)
 
 
 @pytest.mark.usefixtures("compiled")
 def test_a_write_is_flushed_before_its_checksums_are_known(pool: Pool, gpu: Gpu) -> None:
-    blocks, watched = Blocks.make(pool), Watched.on(pool, gpu, 1 << 62)
-    engine = engine_on(pool, gpu, maintenance=watched)
-    assert engine.settle(PATIENCE_S)
-    transfer = engine.gather_write(blocks.plan)
-    while not transfer.done():
-        pass
-    transfer.wait()
-    assert watched.seen == ["flush 1"]
+    blocks = Blocks.make(pool)
+    engine = in_three_ranges(pool, gpu, blocks.plan)
+    stream = gpu.make_stream(urgent=False)
+    transfer = engine.gather_write(blocks.plan, stream=stream)
+    assert len(gpu.launches) == 3  # all were launched before the first one was flushed
+    gpu.drain(stream)
+    without_memory(pool, 0)
+    for _ in range(2):  # unflushed blocks are never published
+        with pytest.raises(DeviceFaultError):
+            transfer.wait(PATIENCE_S)
     assert blocks.plan.checksums is not None
-    assert blocks.plan.checksums.all()
-    engine.scatter_read(blocks.plan).wait()
-    assert watched.seen == ["flush 1", "drop 1"]  # before the read was launched
+    assert not blocks.plan.checksums.any()
+    assert nothing_under_way(engine)
 
 
 @pytest.mark.usefixtures("compiled")
-def test_the_cpu_maintains_one_range_while_the_gpu_copies_another(pool: Pool, gpu: Gpu) -> None:
-    blocks = Blocks.make(pool)
-    watched = Watched.on(pool, gpu, blocks.plan.size // 3)
-    engine = engine_on(pool, gpu, maintenance=watched)
-    assert engine.settle(PATIENCE_S)
+def test_lines_of_a_range_are_dropped_before_its_read_is_launched(pool: Pool, gpu: Gpu) -> None:
+    blocks = Blocks.make(pool, 12)  # over several stripes
+    engine = in_three_ranges(pool, gpu, blocks.plan)
     engine.gather_write(blocks.plan).wait(PATIENCE_S)
-    assert watched.seen == ["flush 3"] * 3  # all were launched before the first one had ended
     assert blocks.stored(pool)
-    watched.seen.clear()
+    before = len(gpu.launches)
+    gpu.gate.clear()
+    without_memory(pool, 0)
+    with pytest.raises(DeviceFaultError):
+        engine.scatter_read(blocks.plan)
+    assert len(gpu.launches) == before
+    assert nothing_under_way(engine)
+    gpu.gate.set()
+
+
+@pytest.mark.usefixtures("compiled")
+def test_wrong_chunks_of_several_ranges_are_counted(pool: Pool, gpu: Gpu) -> None:
+    blocks = Blocks.make(pool)
+    engine = in_three_ranges(pool, gpu, blocks.plan)
+    engine.gather_write(blocks.plan).wait(PATIENCE_S)
     engine.scatter_read(blocks.plan).wait(PATIENCE_S)
-    assert watched.seen == ["drop 3", "drop 4", "drop 5"]  # each just before its launch
-    assert engine._buffers.sizes == {}
+    assert len(gpu.launches) == 6
     for place in (0, -1):  # in different ranges
         offset = int(blocks.plan.chunks["offset"][place])
         poke(pool, offset, peek(pool, offset, 1) ^ 1)
     with pytest.raises(ChecksumError, match="2 chunks"):
         engine.scatter_read(blocks.plan).wait(PATIENCE_S)
-    assert engine._buffers.sizes == {}
+    assert nothing_under_way(engine)
 
 
 @pytest.mark.usefixtures("compiled")
@@ -195,7 +200,7 @@ def test_lines_of_coherent_memory_are_not_maintained(pool: Pool, shm: Path) -> N
 @pytest.mark.usefixtures("compiled")
 def test_no_copy_waits_for_a_registration(pool: Pool) -> None:
     let = threading.Event()
-    gpu = Gpu(before_register=lambda _: let.wait(PATIENCE_S) and None)
+    gpu = Gpu(lambda _: let.wait(PATIENCE_S) and None)
     engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
     engine.gather_write(blocks.plan).wait(PATIENCE_S)
     assert blocks.stored(pool)
@@ -217,30 +222,28 @@ def test_requested_windows_are_registered_first(pool: Pool) -> None:
     gate = threading.Event()
     order: list[int] = []
 
-    class Noting(Gpu):
-        def register(self, address: int, size: int) -> int:
-            order.append(address)
-            return super().register(address, size)
+    def note(function: str, first: int) -> None:
+        if function == "cuMemHostRegister":
+            order.append(first)
 
-    gpu = Noting(before_register=lambda _: gate.wait(PATIENCE_S) and None)
+    gpu = Gpu(lambda _: gate.wait(PATIENCE_S) and None)
+    gpu.seen = note
     engine, blocks = engine_on(pool, gpu), Blocks.make(pool, 1, stripe=24)
     engine.gather_write(blocks.plan).wait(PATIENCE_S)
     gate.set()
     assert engine.settle(PATIENCE_S)
-    (wanted,) = engine._windows.touched(pool, blocks.plan)
-    place = order.index(engine._registrar._range(wanted).address)
+    (wanted,) = windows_of(engine, pool, blocks.plan)
+    windows = engine.registrar.windows
+    place = order.index(windows[wanted].address)
     assert place <= 1  # one may have started before the failure was known
     rest = order[:place] + order[place + 1 :]
-    lowest = {engine._registrar._range((d, 0)).address for d in (0, 1)}
+    lowest = {windows[index].address for index in (0, len(windows) // 2)}
     assert set(rest[:2]) == lowest  # low offsets first
 
 
 @pytest.mark.usefixtures("compiled")
 def test_a_refused_registration_is_logged_and_its_copies_are_bounced(pool: Pool) -> None:
-    def refuse(_: int) -> None:
-        raise DriverError("cudaErrorMemoryAllocation: out of memory")
-
-    engine, blocks = engine_on(pool, Gpu(before_register=refuse)), Blocks.make(pool)
+    engine, blocks = engine_on(pool, Gpu(refuse)), Blocks.make(pool)
     assert engine.settle(PATIENCE_S)
     engine.gather_write(blocks.plan).wait(PATIENCE_S)
     assert blocks.stored(pool)
@@ -274,10 +277,7 @@ def test_processes_share_the_registration_limit_of_the_host(
 
 @pytest.mark.usefixtures("compiled")
 def test_bounces_beyond_the_buffers_wait_for_the_oldest(pool: Pool) -> None:
-    def refuse(_: int) -> None:
-        raise DriverError("no")
-
-    engine = engine_on(pool, Gpu(before_register=refuse), bounce_size=256 << 10)
+    engine = engine_on(pool, Gpu(refuse), bounce_size=256 << 10)
     blocks = Blocks.make(pool, 8)
     engine.gather_write(blocks.plan).wait(PATIENCE_S)
     assert blocks.stored(pool)
@@ -312,10 +312,10 @@ def test_plans_that_leave_the_pool_are_refused(pool: Pool, gpu: Gpu) -> None:
 @pytest.mark.usefixtures("compiled")
 def test_without_a_gpu_the_error_names_the_missing_part() -> None:
     try:
-        CupyDriver().close()
+        CudaDevice()
     except EngineUnavailableError as error:
         assert "\n" not in str(error)
-        assert "cupy" in str(error) or "GPU" in str(error)
+        assert "NVRTC" in str(error) or "GPU" in str(error) or "NVIDIA" in str(error)
 
 
 # ---- The CUDA engine together with other work: graphs, streams, failures.
@@ -325,32 +325,28 @@ class TestGraphs:
     def test_a_captured_copy_runs_at_each_replay(self, pool: Pool, gpu: Gpu) -> None:
         engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
         assert engine.settle(PATIENCE_S)
-        stream, event = gpu.make_stream(urgent=True), gpu.make_event()
+        stream = gpu.make_stream(urgent=True)
         engine.gather_write(blocks.plan, stream=stream).wait(PATIENCE_S)
-        begin_capture(gpu, stream)
+        gpu.begin_capture(stream)
         transfer = engine.capture(blocks.plan, stream, write=True)
-        graph = end_capture(gpu, stream)
+        graph = gpu.end_capture(stream)
         for value in (1, 2):
             blocks.memory[:] = value
             transfer.prepare()
-            replay(gpu, graph, stream)
-            gpu.record(event, stream)
-            gpu.wait(event)
+            gpu.replay(graph, stream)
             transfer.wait()
             assert blocks.stored(pool)
             assert blocks.plan.checksums is not None
             assert blocks.plan.checksums[0] == coherence.crc32c(bytes([value]) * 16384)
         engine.scatter_read(blocks.plan, stream=stream).wait(PATIENCE_S)
-        begin_capture(gpu, stream)
+        gpu.begin_capture(stream)
         reading = engine.capture(blocks.plan, stream, write=False)
-        graph = end_capture(gpu, stream)
+        graph = gpu.end_capture(stream)
         for spoilt in (False, True):
             if spoilt:
                 poke(pool, int(blocks.plan.chunks["offset"][1]), np.zeros(1, np.uint8))
             reading.prepare()
-            replay(gpu, graph, stream)
-            gpu.record(event, stream)
-            gpu.wait(event)
+            gpu.replay(graph, stream)
             if spoilt:
                 with pytest.raises(ChecksumError):
                     reading.wait()
@@ -363,18 +359,19 @@ class TestGraphs:
         stream = gpu.make_stream(urgent=True)
         with pytest.raises(TransferError, match="not being captured"):
             engine.capture(blocks.plan, stream, write=True)
-        begin_capture(gpu, stream)
+        gpu.begin_capture(stream)
         for start in (engine.gather_write, engine.scatter_read):
             with pytest.raises(TransferError, match="captured"):
                 start(blocks.plan, stream=stream)
-        assert end_capture(gpu, stream) == []
+        other = gpu.make_stream(urgent=False)
+        assert gpu.replay(gpu.end_capture(stream), other) == 0
 
     def test_unregistered_memory_is_not_captured(self, pool: Pool) -> None:
         let = threading.Event()
-        gpu = Gpu(before_register=lambda _: let.wait(PATIENCE_S) and None)
+        gpu = Gpu(lambda _: let.wait(PATIENCE_S) and None)
         engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
         stream = gpu.make_stream(urgent=True)
-        begin_capture(gpu, stream)
+        gpu.begin_capture(stream)
         with pytest.raises(TransferError, match="not registered yet"):
             engine.capture(blocks.plan, stream, write=True)
         let.set()
@@ -397,7 +394,7 @@ def test_a_failed_kernel_is_the_transfers_error(pool: Pool, gpu: Gpu) -> None:
     engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
     assert engine.settle(PATIENCE_S)
     stream = gpu.make_stream(urgent=True)
-    gpu._streams[stream].put(lambda: 1 // 0 and None)
+    gpu.break_stream(stream)
     transfer = engine.gather_write(blocks.plan, stream=stream)
     with pytest.raises(TransferError, match="failed"):
         transfer.wait(PATIENCE_S)

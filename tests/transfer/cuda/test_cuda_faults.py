@@ -6,21 +6,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import gc
 import itertools
 import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from support.cuda_capture import begin_capture
-from support.cuda_gpu import PATIENCE_S, STRIPE, Blocks, FailingGpu, Gpu, engine_on
+from support.cuda_gpu import (
+    PATIENCE_S,
+    STRIPE,
+    Blocks,
+    Gpu,
+    engine_on,
+    nothing_under_way,
+    refuse,
+)
 from support.emulation import long
 from support.engines import poke
 
+from beluga._ffi import ffi, lib
 from beluga.errors import (
     DeviceFaultError,
     ForkedSessionError,
@@ -30,8 +38,8 @@ from beluga.errors import (
 )
 from beluga.pool import Pool
 from beluga.transfer import CHUNK, PIECE, Plan, plan_blocks, plan_rows, settle
-from beluga.transfer.cuda import CudaEngine, DriverError
-from beluga.transfer.policy import CacheMaintenance, PolicyRow, Step
+from beluga.transfer.cuda import DriverError
+from beluga.transfer.policy import CacheMaintenance
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -45,7 +53,7 @@ def test_an_empty_plan_completes_immediately(pool: Pool, gpu: Gpu) -> None:
         assert transfer.done()
     assert gpu.launches == []
     stream = gpu.make_stream(urgent=False)
-    begin_capture(gpu, stream)
+    gpu.begin_capture(stream)
     with pytest.raises(LayoutError, match="without pieces"):
         engine.capture(nothing, stream, write=True)
 
@@ -113,75 +121,42 @@ def test_the_error_in_a_forked_child_is_to_open_the_pool_again(pool: Pool, gpu: 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-class FailingOnce(CacheMaintenance):
-    """Cache maintenance whose first flush meets a fault."""
-
-    failed: ClassVar[bool]
-
-    @classmethod
-    def on(cls, pool: Pool) -> FailingOnce:
-        cls.failed = False
-        return cls(pool, PolicyRow(Step.FENCE, Step.FLUSH))
-
-    def after_write(self, plan: Plan) -> None:
-        if not self.failed:
-            type(self).failed = True
-            raise DeviceFaultError("made up")
-        super().after_write(plan)
-
-
-def test_every_wait_raises_the_error_of_a_failed_flush(pool: Pool, gpu: Gpu) -> None:
-    engine = engine_on(pool, gpu, maintenance=FailingOnce.on(pool))
-    assert engine.settle(PATIENCE_S)
-    transfer = engine.gather_write(Blocks.make(pool).plan)
-    for _ in range(2):  # unflushed blocks are never published
-        with pytest.raises(DeviceFaultError):
-            transfer.wait(PATIENCE_S)
-
-
 def every_other_window() -> Callable[[int], None]:
     requests: list[int] = []
 
-    def refuse(size: int) -> None:
+    def some(size: int) -> None:
         requests.append(size)
         if len(requests) % 2:
-            raise DriverError("made up")
+            refuse(size)
 
-    return refuse
+    return some
 
 
-def test_a_fault_while_bouncing_leaves_no_copy_in_flight(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_while_bouncing_leaves_no_copy_in_flight(pool: Pool) -> None:
     """After the error a caller may free the memory that the GPU was about to fill."""
-    gpu = Gpu(before_register=every_other_window())
+    gpu = Gpu(every_other_window())
     engine = engine_on(pool, gpu, bounce_size=512 << 10)
     assert engine.settle(PATIENCE_S)
     blocks = Blocks.make(pool, 24)  # over more than three stripes
     engine.gather_write(blocks.plan).wait(PATIENCE_S)
     assert engine.stat.direct_bytes > 0 < engine.stat.bounced_bytes
-    real, calls = engine._paths._between, []
-
-    def fail_later(packed: Any, pinned: Any, *, write: bool) -> None:
-        calls.append(write)
-        if len(calls) > 2:
-            raise DeviceFaultError("made up")
-        real(packed, pinned, write=write)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine._paths, "_between", fail_later)
-        with pytest.raises(DeviceFaultError):
-            engine.scatter_read(blocks.plan)
+    before = len(gpu.launches)
+    where = int(blocks.plan.chunks["offset"][-1]) // STRIPE // len(pool.devices) + 1
+    sizes = [device.path.stat().st_size for device in pool.devices]
+    for device in pool.devices:
+        os.truncate(device.path, where * STRIPE)  # only the last bytes are missing
+    with pytest.raises(DeviceFaultError):
+        engine.scatter_read(blocks.plan)
+    assert len(gpu.launches) > before
     assert nothing_under_way(engine)
+    for device, size in zip(pool.devices, sizes, strict=True):
+        os.truncate(device.path, size)
+    engine.gather_write(blocks.plan).wait(PATIENCE_S)
     blocks.memory[:] = 0
     engine.scatter_read(blocks.plan).wait(PATIENCE_S)
     assert blocks.memory.any()
     assert blocks.stored(pool)
     assert nothing_under_way(engine)
-
-
-def nothing_under_way(engine: CudaEngine) -> bool:
-    return engine._buffers.sizes == {} and engine._registrar._holds.used() == set()
 
 
 def test_rows_of_a_chunk_that_spans_stripes_are_read(pool: Pool) -> None:
@@ -230,10 +205,7 @@ def test_a_part_of_a_plan_is_a_plan(pool: Pool, gpu: Gpu) -> None:
 def test_bounce_buffers_have_the_size_of_the_fetched_bytes(pool: Pool) -> None:
     """For rows with checksums, the bound applies to the size of their chunks."""
 
-    def refuse(_: int) -> None:
-        raise DriverError("made up")
-
-    gpu = Gpu(before_register=refuse)
+    gpu = Gpu(bounced=True)
     engine, count, chunk = engine_on(pool, gpu, bounce_size=256 << 10), 64, 16384
     assert engine.settle(PATIENCE_S)
     whole = np.random.default_rng(2).integers(0, 256, count * chunk, np.uint8)
@@ -251,19 +223,16 @@ def test_bounce_buffers_have_the_size_of_the_fetched_bytes(pool: Pool) -> None:
         chunk_size=chunk,
         checksums=writing.checksums.reshape(1, -1),
     )
-    gpu.launches.clear()
+    before = len(gpu.launches)
     engine.scatter_read(plan).wait(PATIENCE_S)
     assert (rows == whole.reshape(count, chunk)[:, :64]).all()
-    assert len(gpu.launches) == count * chunk // (64 << 10)  # each a quarter of the bound
+    assert len(gpu.launches) - before == count * chunk // (64 << 10)  # each a quarter of the bound
 
 
 def test_a_bounced_write_is_pending_until_its_bytes_are_stored(pool: Pool) -> None:
     """After the end the caller may reuse the space, so later copies must not write it."""
 
-    def refuse(_: int) -> None:
-        raise DriverError("made up")
-
-    engine = engine_on(pool, Gpu(before_register=refuse), bounce_size=1 << 20)
+    engine = engine_on(pool, Gpu(bounced=True), bounce_size=1 << 20)
     assert engine.settle(PATIENCE_S)
     first, *others = [Blocks.make(pool, stripe=stripe) for stripe in (0, 4, 8)]
     transfer = engine.gather_write(first.plan)
@@ -286,7 +255,7 @@ def test_a_failed_start_leaves_no_copy_in_flight(
     if ranges:
         monkeypatch.setattr(CacheMaintenance, "range_size", lambda *_, **__: 300_000)
     for number in itertools.count(1):
-        gpu = FailingGpu(bounced=bounced)
+        gpu = Gpu(bounced=bounced)
         engine = engine_on(pool, gpu, bounce_size=2 << 20)
         assert engine.settle(PATIENCE_S)
         blocks = Blocks.make(pool, 6)
@@ -316,24 +285,21 @@ def test_a_failed_start_leaves_no_copy_in_flight(
     assert number > 4
 
 
-class Leaving(FailingGpu):
-    """Records whether the gate was open when the GPU's memory was freed."""
+def leaving(gpu: Gpu) -> list[bool]:
+    """Record whether the gate was open when memory was freed."""
+    taken: list[bool] = []
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.taken: list[bool] = []
+    def note(function: str, _: int) -> None:
+        if function in ("cuMemHostUnregister", "cuMemFreeHost", "cuMemFree"):
+            taken.append(gpu.gate.is_set())
 
-    def unregister(self, address: int) -> None:
-        self.taken.append(self.gate.is_set())
-        super().unregister(address)
-
-    def free(self, address: int) -> None:
-        self.taken.append(self.gate.is_set())
-        super().free(address)
+    gpu.seen = note
+    return taken
 
 
 def test_a_closed_engine_frees_no_memory_of_copies_in_flight(pool: Pool) -> None:
-    gpu = Leaving()
+    gpu = Gpu()
+    taken = leaving(gpu)
     engine = engine_on(pool, gpu)
     assert engine.settle(PATIENCE_S)
     blocks = Blocks.make(pool)
@@ -344,29 +310,108 @@ def test_a_closed_engine_frees_no_memory_of_copies_in_flight(pool: Pool) -> None
     opener.start()
     engine.close()
     opener.join()
-    assert gpu.taken
-    assert all(gpu.taken)
+    assert taken
+    assert all(taken)
     assert blocks.stored(pool)
-    gpu.close()
 
 
 def test_memory_stays_allocated_while_the_end_of_a_copy_is_unknown(pool: Pool) -> None:
-    gpu = Leaving()
+    gpu = Gpu()
+    taken = leaving(gpu)
     engine = engine_on(pool, gpu)
     assert engine.settle(PATIENCE_S)
     blocks = Blocks.make(pool)
     plan = dataclasses.replace(blocks.plan, owners=(owner := threading.Event(),))
     memory = weakref.ref(owner)
     gpu.gate.clear()
-    transfer = engine.gather_write(plan)
+    stream = gpu.make_stream(urgent=False)
+    transfer = engine.gather_write(plan, stream=stream)
     gpu.silent = True
     with pytest.raises(UnsettledError, match="restart"):
         settle([transfer])
     engine.close()
     del transfer, plan, owner, engine
     gc.collect()
-    assert gpu.taken == []
+    assert taken == []
     assert memory() is not None
     gpu.gate.set()
     gpu.silent = False
-    gpu.close()  # the copy ends before the pool does
+    gpu.drain(stream)  # the copy ends before the pool does
+
+
+def test_a_failed_start_whose_end_is_unknown_keeps_everything(pool: Pool) -> None:
+    gpu = Gpu()
+    engine = engine_on(pool, gpu)
+    assert engine.settle(PATIENCE_S)
+    taken, blocks = leaving(gpu), Blocks.make(pool)
+    plan = dataclasses.replace(blocks.plan, owners=(owner := threading.Event(),))
+    memory, stream = weakref.ref(owner), gpu.make_stream(urgent=False)
+    gpu.gate.clear()
+    gpu.silent = True
+    failing = {"cuEventRecord"}
+    note = gpu.seen
+    gpu.seen = lambda function, first: 999 if function in failing else note(function, first)
+    with pytest.raises(UnsettledError, match="restart"):
+        engine.gather_write(plan, stream=stream)
+    failing.clear()
+    gpu.silent = False
+    other = Blocks.make(pool, stripe=4)
+    gpu.gate.set()
+    engine.gather_write(other.plan).wait(PATIENCE_S)  # with other buffers
+    assert other.stored(pool)
+    engine.close()
+    del plan, owner, engine
+    gc.collect()
+    assert taken == []
+    assert memory() is not None
+    gpu.drain(stream)
+
+
+def test_a_transfer_that_nobody_keeps_frees_its_buffers_when_it_has_ended(
+    pool: Pool, gpu: Gpu
+) -> None:
+    engine, stream = engine_on(pool, gpu), gpu.make_stream(urgent=False)
+    assert engine.settle(PATIENCE_S)
+    gpu.gate.clear()
+    blocks, other = Blocks.make(pool), Blocks.make(pool, stripe=4)
+    engine.gather_write(blocks.plan, stream=stream)
+    gc.collect()
+    running = engine.gather_write(other.plan, stream=stream)
+    assert not nothing_under_way(engine)
+    gpu.gate.set()
+    running.wait(PATIENCE_S)
+    engine.gather_write(other.plan).wait(PATIENCE_S)
+    assert nothing_under_way(engine)
+    assert blocks.stored(pool)
+
+
+@pytest.mark.parametrize("bounced", [False, True])
+def test_callers_in_c_start_and_wait(pool: Pool, bounced: bool) -> None:
+    gpu = Gpu(bounced=bounced)
+    engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
+    assert engine.settle(PATIENCE_S)
+    copy, plan = ffi.new("void **"), blocks.plan.struct()
+    table = lib.bl_cuda_engine_table(engine._handle)
+
+    def move(*, write: bool) -> int:
+        code = table.start(table.context, plan, write, copy)
+        return code or table.wait(table.context, copy[0])
+
+    assert move(write=True) == 0
+    assert blocks.stored(pool)
+    blocks.memory[:] = 0
+    assert move(write=False) == 0
+    assert blocks.stored(pool)
+    poke(pool, int(blocks.plan.chunks["offset"][2]), np.zeros(1, np.uint8))
+    assert move(write=False) == -errno.EBADMSG
+    gpu.fail_at = 1
+    assert move(write=True) == -errno.EIO
+    gpu.seen = lambda function, _: 719 if function == "cuEventQuery" else None
+    assert move(write=True) == -errno.EINPROGRESS
+    gpu.seen = lambda function, _: None
+    assert move(write=True) == 0
+    plan.chunk_count -= 1
+    assert move(write=True) == -errno.EINVAL
+    plan.chunk_count += 1
+    engine.close()
+    assert move(write=True) == -lib.BL_ERROR_CLOSED

@@ -4,21 +4,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
+from cuda_scene import KERNELS
 
-from beluga.transfer.cuda import driver as source
+from beluga.transfer.cuda.nvrtc import Nvrtc
 
 # ---- Compiles the kernels by NVRTC without a GPU, and reads the machine code.
-
-
-CUPY_ADDS = ("-ftz=true", "--device-as-default-execution-space")  # the places in cupy 13 and 14
 
 
 @dataclasses.dataclass
@@ -43,49 +39,23 @@ class Kernel:
         return best
 
 
-class Nvrtc:
-    """NVRTC and nvdisasm, as ``scripts/dev/setup-cuda-tools`` puts them into ``folder``."""
-
-    def __init__(self, folder: Path) -> None:
-        self._library = ctypes.CDLL(str(next(folder.glob("nvidia/*/lib/libnvrtc.so.*"))))
-        self._disassembler = next(folder.glob("nvidia/*/bin/nvdisasm"))
-
-    def compile(self, architecture: int) -> bytes:
-        """Compile a cubin with the options that the engine gives to cupy, and those of cupy."""
-        program, size = ctypes.c_void_p(), ctypes.c_size_t()
-        text = source.kernel_text().encode()
-        self._call("CreateProgram", ctypes.byref(program), text, b"kv_copy.cu", 0, None, None)
-        options = [*source.NVRTC_OPTIONS, *CUPY_ADDS, f"-arch=sm_{architecture}"]
-        given = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
-        status = self._library.nvrtcCompileProgram(program, len(options), given)
-        if status:
-            self._call("GetProgramLogSize", program, ctypes.byref(size))
-            log = ctypes.create_string_buffer(size.value)
-            self._call("GetProgramLog", program, log)
-            raise AssertionError(log.value.decode())
-        self._call("GetCUBINSize", program, ctypes.byref(size))
-        cubin = ctypes.create_string_buffer(size.value)
-        self._call("GetCUBIN", program, cubin)
-        self._call("DestroyProgram", ctypes.byref(program))
-        return cubin.raw
-
-    def kernels(self, cubin: Path) -> dict[str, Kernel]:
-        listing = subprocess.run(
-            [self._disassembler, cubin], capture_output=True, text=True, check=True
-        ).stdout
-        registers = re.findall(
-            r"EIATTR_REGCOUNT\n.*?index@\((\w+)\)\n.*?\.word\s+(0x\w+)", listing, re.DOTALL
-        )
-        bodies = re.split(r"^\.text\.(\w+):$", listing, flags=re.MULTILINE)
-        code = {
-            name: re.findall(r"/\*[0-9a-f]{4,5}\*/\s+(?:\{\s*)?(.*?)\s*;", body)
-            for name, body in zip(bodies[1::2], bodies[2::2], strict=True)
-        }
-        return {name: Kernel(int(count, 16), code[name]) for name, count in registers}
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        status = getattr(self._library, f"nvrtc{name}")(*arguments)
-        assert status == 0, f"nvrtc{name}: {status}"
+def disassembled(folder: Path, cubin: Path) -> dict[str, Kernel]:
+    """Return the kernels of a cubin, by nvdisasm of ``scripts/dev/setup-cuda-tools``."""
+    listing = subprocess.run(
+        [next(folder.glob("nvidia/*/bin/nvdisasm")), cubin],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    registers = re.findall(
+        r"EIATTR_REGCOUNT\n.*?index@\((\w+)\)\n.*?\.word\s+(0x\w+)", listing, re.DOTALL
+    )
+    bodies = re.split(r"^\.text\.(\w+):$", listing, flags=re.MULTILINE)
+    code = {
+        name: re.findall(r"/\*[0-9a-f]{4,5}\*/\s+(?:\{\s*)?(.*?)\s*;", body)
+        for name, body in zip(bodies[1::2], bodies[2::2], strict=True)
+    }
+    return {name: Kernel(int(count, 16), code[name]) for name, count in registers}
 
 
 # ---- The kernels as NVRTC compiles them for three generations of GPUs, and their machine code.
@@ -106,16 +76,17 @@ def kernels(
     if found.returncode == 77:
         pytest.skip(found.stderr.strip())
     assert found.returncode == 0, found.stderr
-    tools = Nvrtc(Path(found.stdout.strip()))
+    folder = Path(found.stdout.strip())
     cubin = tmp_path_factory.mktemp("cubin") / "kv_copy.cubin"
-    cubin.write_bytes(tools.compile(request.param))
-    return tools.kernels(cubin)
+    nvrtc = Nvrtc(str(next(folder.glob("nvidia/*/lib/libnvrtc.so.*"))))
+    cubin.write_bytes(nvrtc.compile(f"sm_{request.param}"))
+    return disassembled(folder, cubin)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_launched_kernel_is_compiled(kernels: dict[str, Kernel]) -> None:
-    assert set(kernels) == set(source.KERNELS)
+    assert set(kernels) == set(KERNELS)
     assert all(len(kernel.instructions) > 100 for kernel in kernels.values())
 
 

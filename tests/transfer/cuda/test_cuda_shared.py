@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.cuda_capture import begin_capture, end_capture, replay
-from support.cuda_gpu import PATIENCE_S, STRIPE, Blocks, Gpu, engine_on
+from support.cuda_gpu import PATIENCE_S, STRIPE, Blocks, Gpu, engine_on, enqueue, held, refuse
+from support.cuda_gpu import windows_of as windows_in
 
-from beluga.errors import TransferError
 from beluga.pool import Pool
-from beluga.transfer.cuda import CudaEngine, DriverError
+from beluga.transfer.cuda import CudaEngine
 
 # ---- Engines of a process for one pool and GPU share one registration of the pool.
 
@@ -24,23 +23,9 @@ from beluga.transfer.cuda import CudaEngine, DriverError
 WINDOWS = 2 * 16
 
 
-class Counting(Gpu):
-    """Drivers of one GPU."""
-
-    def __init__(self) -> None:
-        super().__init__(identity="the one")
-        self.count = 0
-        self._counting = threading.Lock()
-
-    def register(self, address: int, size: int) -> int:
-        with self._counting:
-            self.count += 1
-        return super().register(address, size)
-
-    def unregister(self, address: int) -> None:
-        with self._counting:
-            self.count -= 1
-        super().unregister(address)
+def registered_by(gpu: Gpu) -> int:
+    """Return the number of registered windows of a GPU."""
+    return gpu.counts[3]
 
 
 @pytest.fixture(autouse=True)
@@ -72,46 +57,46 @@ def moves(engine: CudaEngine, blocks: Blocks, pool: Pool) -> None:
 
 
 @pytest.mark.usefixtures("compiled")
-def test_loads_and_saves_register_a_pool_once(pool: Pool, again: Pool, claims: Path) -> None:
-    drivers = [Counting(), Counting()]
-    engines = [engine_on(pool, drivers[0]), engine_on(again, drivers[1])]
+def test_loads_and_saves_register_a_pool_once(
+    pool: Pool, again: Pool, gpu: Gpu, claims: Path
+) -> None:
+    gpus = [gpu, Gpu(index=gpu.index)]
+    engines = [engine_on(pool, gpus[0]), engine_on(again, gpus[1])]
     for engine, side in zip(engines, (pool, again), strict=True):
         assert engine.settle(PATIENCE_S)
         moves(engine, Blocks.make(side), side)
         assert engine.stat.bounced_bytes == 0
         assert engine.stat.registered_bytes == WINDOWS * STRIPE
-    assert [driver.count for driver in drivers] == [WINDOWS, 0]
+    assert registered_by(gpu) == WINDOWS
     assert claimed(claims) == WINDOWS * STRIPE
 
 
 @pytest.mark.usefixtures("compiled")
 def test_the_engine_that_registered_may_be_closed_first(
-    pool: Pool, again: Pool, claims: Path
+    pool: Pool, again: Pool, gpu: Gpu, claims: Path
 ) -> None:
-    """Its engine, driver and mapping of the pool were closed, and the other engine continues."""
-    drivers = [Counting(), Counting()]
-    first, second = engine_on(again, drivers[0]), engine_on(pool, drivers[1])
+    """Its engine and mapping of the pool were closed, and the other engine continues."""
+    first, second = engine_on(again, gpu), engine_on(pool, Gpu(index=gpu.index))
     assert first.settle(PATIENCE_S)
     again.close()
     with pytest.raises(ValueError, match="closed"):
         _ = again.handle
-    drivers[0].close()
     moves(second, Blocks.make(pool), pool)
     assert second.stat.bounced_bytes == 0
     assert claimed(claims) == WINDOWS * STRIPE
     second.close()
     second.close()
-    assert [driver.count for driver in drivers] == [0, 0]
+    assert registered_by(gpu) == 0
     assert list(claims.glob("claim-*")) == []
-    third = engine_on(pool, Counting())  # and it can be registered again
+    third = engine_on(pool, gpu)  # and it can be registered again
     assert third.settle(PATIENCE_S)
     moves(third, Blocks.make(pool), pool)
     assert third.stat.direct_bytes > 0
 
 
 @pytest.mark.usefixtures("compiled")
-def test_two_engines_on_one_mapping_are_not_refused(pool: Pool) -> None:
-    gpu = Counting()  # rejects memory that is already registered
+def test_two_engines_on_one_mapping_are_not_refused(pool: Pool, gpu: Gpu) -> None:
+    """CUDA rejects memory that is already registered."""
     engines = [engine_on(pool, gpu), engine_on(pool, gpu)]
     for engine in engines:
         assert engine.settle(PATIENCE_S)
@@ -121,43 +106,43 @@ def test_two_engines_on_one_mapping_are_not_refused(pool: Pool) -> None:
 
 
 @pytest.mark.usefixtures("compiled")
-def test_a_window_in_use_by_another_engine_is_not_unregistered(pool: Pool) -> None:
-    drivers = [Counting(), Counting()]
-    cap = 6 * STRIPE
-    first, second = (engine_on(pool, driver, cap=cap) for driver in drivers)
+def test_a_window_in_use_by_another_engine_is_not_unregistered(pool: Pool, gpu: Gpu) -> None:
+    cap, ended, stream = 6 * STRIPE, threading.Event(), gpu.make_stream(urgent=False)
+    first, second = (engine_on(pool, each, cap=cap) for each in (gpu, Gpu(index=gpu.index)))
     assert first.settle(PATIENCE_S)
     near = Blocks.make(pool)
-    used = first._windows.touched(pool, near.plan)
-    drivers[0].gate.clear()
-    transfer = first.gather_write(near.plan)  # in progress, with the first engine's driver
+    used = windows_of(first, near)
+    enqueue(gpu, stream, lambda: ended.wait(PATIENCE_S))
+    transfer = first.gather_write(near.plan, stream=stream)  # in progress
     for _ in range(12):
         for stripe in range(14, 20):
             second.gather_write(Blocks.make(pool, stripe=stripe).plan).wait(PATIENCE_S)
             assert second.settle(PATIENCE_S)
     assert second.stat.unregistered_count > 0
-    assert used <= set(second._registrar.ready)
-    drivers[0].gate.set()
+    assert used <= ready(second)
+    ended.set()
     transfer.wait(PATIENCE_S)
     assert near.stored(pool)
 
 
 @pytest.mark.usefixtures("compiled")
-def test_windows_of_a_graph_are_released_when_its_engine_is_closed(pool: Pool) -> None:
-    gpu = Counting()
+def test_windows_of_a_graph_are_released_when_its_engine_is_closed(pool: Pool, gpu: Gpu) -> None:
     first, second = engine_on(pool, gpu), engine_on(pool, gpu)
     assert first.settle(PATIENCE_S)
-    first.runs(Blocks.make(pool).plan)
-    registrar = second._registrar
-    assert set().union(*registrar._kept.values())
+    blocks, stream = Blocks.make(pool), gpu.make_stream(urgent=False)
+    gpu.begin_capture(stream)
+    first.capture(blocks.plan, stream, write=True)
+    gpu.end_capture(stream)
+    assert held(second) == windows_of(second, blocks)
     first.close()
-    assert registrar._kept == {}
+    assert held(second) == set()
 
 
 @pytest.mark.usefixtures("compiled")
 def test_engines_opened_and_closed_concurrently_leave_no_registration(
-    pool: Pool, claims: Path
+    pool: Pool, gpu: Gpu, claims: Path
 ) -> None:
-    gpu, failed = Counting(), list[BaseException]()
+    failed = list[BaseException]()
 
     def use() -> None:
         try:
@@ -175,20 +160,17 @@ def test_engines_opened_and_closed_concurrently_leave_no_registration(
     for thread in threads:
         thread.join(PATIENCE_S)
     assert failed == []
-    assert gpu.count == 0
+    assert registered_by(gpu) == 0
     assert claimed(claims) == 0
 
 
 @pytest.mark.usefixtures("compiled")
 def test_engines_on_two_gpus_have_separate_registrations(pool: Pool) -> None:
-    drivers = [Gpu(), Gpu()]
-    first, second = (engine_on(pool, driver) for driver in drivers)
-    assert first._registrar is not second._registrar
+    first, second = (engine_on(pool, Gpu()) for _ in range(2))
+    assert first.registrar is not second.registrar
     for engine in (first, second):
         assert engine.settle(PATIENCE_S)
         moves(engine, Blocks.make(pool), pool)
-    with pytest.raises(TransferError):
-        first._registrar.keep({(0, 99)}, first)
 
 
 # ---- At the limit the least recently used window is unregistered, but never one in use.
@@ -222,12 +204,12 @@ def move(engine: CudaEngine, blocks: Blocks, stream: int | None = None) -> None:
     assert engine.settle(PATIENCE_S)
 
 
-def windows_of(engine: CudaEngine, blocks: Blocks) -> set[tuple[int, int]]:
-    return engine._windows.touched(engine._pool, blocks.plan)
+def windows_of(engine: CudaEngine, blocks: Blocks) -> set[int]:
+    return windows_in(engine, engine._pool, blocks.plan)
 
 
-def ready(engine: CudaEngine) -> set[tuple[int, int]]:
-    return set(engine._registrar.ready)
+def ready(engine: CudaEngine) -> set[int]:
+    return set(engine.registrar.ready)
 
 
 def until(engine: CudaEngine, blocks: Blocks, condition: Callable[[], bool]) -> None:
@@ -287,43 +269,39 @@ def test_a_window_in_use_stays_until_its_event_has_ended(
     used = windows_of(engine, near)
     assert len(used) == NEAR
     stream, gate = gpu.make_stream(urgent=False), threading.Event()
-    gpu._streams[stream].put(lambda: gate.wait(PATIENCE_S) and None)
+    enqueue(gpu, stream, lambda: gate.wait(PATIENCE_S))
     started = engine.gather_write(near.plan, stream=stream)
     for stripe in range(FAR, FAR + 4):  # one more than there are idle ones
         registered(engine, pool, stripe)
         assert used <= ready(engine)
-    with engine._registrar.hold(ready(engine), gpu):  # as if copies of them all were being started
-        blocks = Blocks.make(pool, stripe=FAR - 1)
-        until(engine, blocks, lambda: engine.stat.refused_count > 1)
+    others = [Blocks.make(pool, 1, stripe=stripe) for stripe in range(FAR - 4, FAR + 4)]
+    begun = [engine.gather_write(each.plan, stream=stream) for each in others]
+    assert ready(engine) == held(engine)  # all are in use
+    blocks = Blocks.make(pool, stripe=FAR - 5)
+    until(engine, blocks, lambda: engine.stat.refused_count > 1)
     assert used <= ready(engine)
     assert "cap" in str(engine.stat.fault)
     gate.set()
-    event = gpu.make_event()
-    gpu.record(event, stream)
-    gpu.wait(event)  # the copy has ended, and no caller has waited for it
+    gpu.drain(stream)  # the copy has ended, and no caller has waited for it
     for stripe in range(FAR - CAP, FAR):
         registered(engine, pool, stripe)
     assert not used & ready(engine)
-    started.wait(PATIENCE_S)
+    for transfer in (started, *begun):
+        transfer.wait(PATIENCE_S)
     assert near.stored(pool)
 
 
 @pytest.mark.usefixtures("compiled")
-def test_a_window_that_the_driver_keeps_is_not_used_again(pool: Pool) -> None:
-    class Stuck(Gpu):
-        failures = 1
-
-        def unregister(self, address: int) -> None:
-            if self.failures:
-                self.failures -= 1
-                raise DriverError("cudaErrorHostMemoryNotRegistered: made up")
-            super().unregister(address)
-
-    engine = capped(pool, Stuck())
+def test_a_window_that_the_driver_keeps_is_not_used_again(pool: Pool, gpu: Gpu) -> None:
+    failures = [713]  # CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED
+    gpu.seen = lambda function, _: (
+        failures.pop() if failures and function == "cuMemHostUnregister" else None
+    )
+    engine = capped(pool, gpu)
     before, blocks = ready(engine), Blocks.make(pool, stripe=FAR)
     registered(engine, pool, FAR)
     move(engine, blocks)
-    assert "cudaErrorHostMemoryNotRegistered" in str(engine.stat.fault)
+    assert "unregistering: CUDA: pointer does not" in str(engine.stat.fault)
     assert len(before - ready(engine)) == 2  # one is lost, and one was unregistered
     assert engine.stat.unregistered_count == 1
     assert engine.stat.registered_bytes == (CAP - 1) * STRIPE
@@ -334,11 +312,11 @@ def test_a_window_that_the_driver_keeps_is_not_used_again(pool: Pool) -> None:
 def test_a_failed_registration_is_not_retried(pool: Pool) -> None:
     tried: list[int] = []
 
-    def refuse(size: int) -> None:
+    def fail(size: int) -> None:
         tried.append(size)
-        raise DriverError("cudaErrorMemoryAllocation: made up")
+        refuse(size)
 
-    engine, blocks = engine_on(pool, Gpu(before_register=refuse)), Blocks.make(pool)
+    engine, blocks = engine_on(pool, Gpu(fail)), Blocks.make(pool)
     assert engine.settle(PATIENCE_S)
     count = len(tried)
     for _ in range(10):
@@ -351,39 +329,35 @@ def test_a_failed_registration_is_not_retried(pool: Pool) -> None:
 def test_a_graph_keeps_its_windows(pool: Pool, gpu: Gpu, engine: CudaEngine) -> None:
     near, stream = Blocks.make(pool), gpu.make_stream(urgent=True)
     move(engine, near, stream)
-    begin_capture(gpu, stream)
+    gpu.begin_capture(stream)
     transfer = engine.capture(near.plan, stream, write=True)
-    graph = end_capture(gpu, stream)
+    graph = gpu.end_capture(stream)
     for stripe in range(FAR - CAP, FAR):
         registered(engine, pool, stripe)
     assert windows_of(engine, near) <= ready(engine)
     near.memory[:] = 7
-    event = gpu.make_event()
-    replay(gpu, graph, stream)
-    gpu.record(event, stream)
-    gpu.wait(event)
+    gpu.replay(graph, stream)
     transfer.wait()
     assert near.stored(pool)
-    with pytest.raises(TransferError, match="not registered"):
-        engine.runs(Blocks.make(pool, stripe=28).plan)
 
 
 @pytest.mark.usefixtures("compiled")
 def test_a_window_requested_during_its_registration_is_registered_once(pool: Pool) -> None:
     begun, gate = threading.Event(), threading.Event()
 
-    def held(_: int) -> None:
+    def hold(_: int) -> None:
         begun.set()
         assert gate.wait(PATIENCE_S)
 
-    engine = engine_on(pool, Gpu(before_register=held))
+    engine = engine_on(pool, Gpu(hold))
     assert begun.wait(PATIENCE_S)
-    first = next(iter(engine._registrar._all(interleaved=True)))
-    engine._registrar.bounced([first], STRIPE)
+    blocks = [Blocks.make(pool, 1, stripe=stripe) for stripe in range(29)]
+    for each in blocks:
+        engine.gather_write(each.plan).wait(PATIENCE_S)
     gate.set()
     assert engine.settle(PATIENCE_S)
     assert engine.stat.fault is None
-    assert first in ready(engine)
+    assert len(ready(engine)) == WINDOWS
 
 
 @pytest.mark.usefixtures("compiled")
@@ -393,7 +367,7 @@ def test_a_metadata_device_is_not_registered(shm: Path, gpu: Gpu) -> None:
     ) as pool:
         engine = engine_on(pool, gpu)
         assert engine.settle(PATIENCE_S)
-        assert {device for device, _ in ready(engine)} == {1, 2}
+        assert {engine.registrar.windows[index].device for index in ready(engine)} == {1, 2}
         assert engine.stat.registered_bytes == 2 * 32 * STRIPE
         blocks = Blocks.make(pool)
         move(engine, blocks)

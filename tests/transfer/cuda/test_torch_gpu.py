@@ -19,8 +19,7 @@ from beluga.errors import ChecksumError, EngineUnavailableError
 from beluga.kvcache import Run
 from beluga.pool import Pool
 from beluga.threads import Thread
-from beluga.transfer import Plan, plan_blocks
-from beluga.transfer.cuda import CudaEngine, CupyDriver
+from beluga.transfer import CudaDevice, CudaEngine, Plan, plan_blocks
 
 STRIPE = 2 << 20
 FRAGMENT, FRAGMENTS, BLOCKS = 20480, 32, 4
@@ -31,7 +30,7 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture
 def torch() -> Any:
     try:
-        CupyDriver().close()
+        CudaDevice()
     except EngineUnavailableError as error:
         pytest.skip(str(error))
     found = pytest.importorskip("torch")
