@@ -194,12 +194,12 @@ def _pid(pid: int | None) -> str:
 
 
 _SESSION_COLUMNS = _columns(
-    ("session", lambda row: row.session[:8], 0, True, "the first digits of the session"),
+    ("session", lambda row: row.nonce[:8], 0, True, "the first digits of the session"),
     ("host", lambda row: str(row.host), 3, False, "the client's number among the pool's hosts"),
     ("pid", lambda row: _pid(row.pid), 1, False, "its process on that host"),
     ("kind", lambda row: plain(row.kind), 4, True, "its kind, such as vllm"),
     ("state", lambda row: row.state, 5, True, "live, or suspect: its heartbeat has stopped"),
-    ("age", lambda row: _duration(row.age_s), 6, False, "the time since it attached"),
+    ("age", lambda row: _duration(row.since_s), 6, False, "the time since it attached"),
     (
         "calls/s",
         lambda row: "-" if row.calls_per_s is None else _count(row.calls_per_s),
@@ -207,8 +207,8 @@ _SESSION_COLUMNS = _columns(
         False,
         "its calls per second",
     ),
-    ("pins", lambda row: f"{row.pins:,}", 2, False, "the number of blocks it has pinned"),
-    ("writing", lambda row: f"{row.grants:,}", 7, False, "the number of blocks it is writing"),
+    ("pins", lambda row: f"{row.pin_count:,}", 2, False, "the number of blocks it has pinned"),
+    ("writing", lambda row: f"{row.grant_count:,}", 7, False, "the number of blocks it is writing"),
     (
         "holds",
         lambda row: _size(row.bytes),

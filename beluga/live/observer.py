@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import threading
@@ -24,14 +25,13 @@ from beluga.live.snapshot import (
     Note,
     ServerFacts,
     SessionFacts,
-    SlowCall,
     Snapshot,
     TenantFacts,
     TierFacts,
 )
 from beluga.metrics import Distribution
 from beluga.pool import STRIPE_SIZE, show_size
-from beluga.rpc import read_trace
+from beluga.rpc import TracedCall, read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -310,23 +310,8 @@ class SessionTable:
             if view.nonce in before:
                 at_s, count = before[view.nonce]
                 rate = max(view.call_count - count, 0) / max(now_s - at_s, 1e-3)
-            rows.append(
-                SessionFacts(
-                    session=view.nonce,
-                    host=view.host,
-                    pid=view.pid,
-                    kind=view.kind,
-                    state=view.state,
-                    age_s=view.since_s,
-                    calls=view.call_count,
-                    calls_per_s=rate,
-                    pins=view.pin_count,
-                    grants=view.grant_count,
-                    bytes=view.bytes,
-                    quarantined_bytes=view.held_bytes,
-                )
-            )
-        rows.sort(key=lambda row: (row.state == "live", -(row.calls_per_s or 0.0), row.session))
+            rows.append(SessionFacts(**dataclasses.asdict(view), calls_per_s=rate))
+        rows.sort(key=lambda row: (row.state == "live", -(row.calls_per_s or 0.0), row.nonce))
         return tuple(rows[:_ROWS_MAX])
 
 
@@ -494,10 +479,10 @@ class RecentCalls:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._slowest: tuple[SlowCall, ...] = ()
+        self._slowest: tuple[TracedCall, ...] = ()
         self._due_s = 0.0
 
-    def slowest(self) -> tuple[SlowCall, ...]:
+    def slowest(self) -> tuple[TracedCall, ...]:
         """Return the slowest calls of the trace, the slowest first."""
         if time.monotonic() >= self._due_s:
             started_s = time.thread_time()
@@ -506,20 +491,8 @@ class RecentCalls:
             self._due_s = time.monotonic() + spent_s / _TRACE_SHARE
         return self._slowest
 
-    def _read(self) -> tuple[SlowCall, ...]:
+    def _read(self) -> tuple[TracedCall, ...]:
         try:
-            calls = read_trace(self._directory).slowest(_SLOW_CALLS)
+            return tuple(read_trace(self._directory).slowest(_SLOW_CALLS))
         except (RpcError, OSError):  # the server could not create a trace, or it stands by
             return ()
-        return tuple(
-            SlowCall(
-                time_s=call.time_s,
-                method=call.method,
-                host=call.host,
-                pid=call.pid,
-                keys=call.keys,
-                seconds=call.seconds,
-                status=call.status,
-            )
-            for call in calls
-        )

@@ -8,6 +8,9 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from beluga.index import SessionView
+from beluga.rpc import TracedCall
+
 
 class CellState(enum.IntEnum):
     """The state of a cell of the map: the most serious state of its stripes."""
@@ -53,23 +56,10 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionFacts:
-    """A session. ``pid`` is None where the server cannot see the process, and ``calls_per_s`` in
-    the session's first snapshot.
-    """
+class SessionFacts(SessionView):
+    """A session. ``calls_per_s`` is None in its first snapshot."""
 
-    session: str
-    host: int
-    pid: int | None
-    kind: str
-    state: str
-    age_s: float
-    calls: int
     calls_per_s: float | None
-    pins: int
-    grants: int
-    bytes: int
-    quarantined_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +101,6 @@ class LinkFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class SlowCall:
-    """One of the calls that took longest among the last ones. ``seconds`` is None while it runs."""
-
-    time_s: float
-    method: str
-    host: int
-    pid: int | None
-    keys: int
-    seconds: float | None
-    status: str
-
-
-@dataclass(frozen=True, slots=True)
 class Note:
     """A problem for the operator. ``level`` is warn or bad."""
 
@@ -156,7 +133,7 @@ class Snapshot:
     tenants: tuple[TenantFacts, ...]
     tiers: tuple[TierFacts, ...]
     link: tuple[LinkFacts, ...]
-    slow_calls: tuple[SlowCall, ...]
+    slow_calls: tuple[TracedCall, ...]
     notes: tuple[Note, ...]
     history: tuple[tuple[float | None, ...], ...]
 

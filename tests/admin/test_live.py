@@ -131,7 +131,7 @@ def test_a_sessions_calls_are_counted_between_two_snapshots(pool: Pool, look: Lo
             cache.lookup(names(1))
         after = look()
     (session,) = after.sessions
-    assert session.calls >= before.sessions[0].calls + 50
+    assert session.call_count >= before.sessions[0].call_count + 50
     assert session.calls_per_s
     assert session.calls_per_s >= 50 / (after.time_s - before.time_s + 1)
 

@@ -26,7 +26,8 @@ from beluga.child import command
 from beluga.cli.top_frame import draw_frame
 from beluga.index import IndexClient
 from beluga.live import Note, Observer, Snapshot
-from beluga.live.snapshot import SessionFacts, SlowCall, TenantFacts, TierFacts
+from beluga.live.snapshot import SessionFacts, TenantFacts, TierFacts
+from beluga.rpc import TracedCall
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -276,12 +277,17 @@ def snapshot(shm: Path) -> Snapshot:
     ):
         served = Observer(server, pool).snapshot()
     name = "\x1b[31mred\r\n" + "n" * 100
+    suspect = SessionFacts(
+        *("ab" * 8, 1, 0, 3, None, "vllm", "suspect", "heartbeat"),
+        *(7.0, 8.0, 9, 2, 1, 3, 4, None),
+    )
+    slow = TracedCall(1, 1.8e9, 0, 77, 0, "ab" * 8, "lookup", 16, "unfinished", None, 0)
     return dataclasses.replace(
         served,
-        sessions=(SessionFacts("ab" * 8, 3, None, "vllm", "suspect", 7, 9, None, 1, 2, 3, 4),) * 20,
+        sessions=(suspect,) * 20,
         tenants=(TenantFacts("cd" * 8, name, 4096, 10, 40960, 10, 20, 30),),
         tiers=(TierFacts(name, None, None, None, 1, 2, 3, "open"),),
-        slow_calls=(SlowCall(1.8e9, "lookup", 0, 77, 16, None, "unfinished"),),
+        slow_calls=(slow,),
         notes=(Note("warn", name),),
     )
 
