@@ -440,5 +440,7 @@ def test_the_command_prints_the_declaration_once(
 
     monkeypatch.setattr("beluga.index.IndexServer", Deposed)
     monkeypatch.setattr(serve, "serve_until_stopped", run)
-    serve.serve([str(path) for path in paths], declare_gone=True, standby=True, watch=True)
+    endpoint = serve.admin_endpoint()
+    paths_of = [str(path) for path in paths]
+    serve.serve(paths_of, declare_gone=True, standby=True, watch=True, endpoint=endpoint)
     assert messages == [True, False, False]
