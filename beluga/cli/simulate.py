@@ -116,23 +116,42 @@ def _policies(text: str) -> list[str]:
         return read_policies(text)
 
 
-@explains(_LEGEND)
-def simulate(
-    trace: Annotated[Path | None, Argument()] = None,
-    policy: Annotated[str, Option(completes=complete_policy)] = "all",
+def _cluster(
     workers: Annotated[int, Option(min=1, max=SIMULATED_COUNT_MAX)] = 8,
     pool: Annotated[int | None, Option("--pool-bytes", parser=_capacity)] = None,
     local: Annotated[int | None, Option(parser=_capacity)] = None,
     hbm: Annotated[int | None, Option(parser=_capacity)] = None,
-    memory: Annotated[str, Option(words=(*MEMORIES, "both"))] = "both",
-    *,
-    links: Annotated[dict[str, Any], OptionGroup(link_options)],
     adapters: Annotated[int | None, Option(min=1, max=SIMULATED_COUNT_MAX)] = None,
     devices: Annotated[int | None, Option(min=1, max=SIMULATED_COUNT_MAX)] = None,
-    speed: str = "1",
     model: Annotated[str, Option(words=COST_MODELS)] = DEFAULT_COST_MODEL,
     engine: Annotated[str, Option(words=SIMULATED_ENGINES)] = "chunked",
     eviction: Annotated[str, Option(words=TIER_ORDERS)] = "lru",
+) -> dict[str, Any]:
+    """Return the cluster and its model: arguments of Options.
+
+    --workers: The number of workers (engines).
+    --pool-bytes BYTES: The size of the shared pool. Default: 1950 GiB.
+    --local BYTES: Each worker's own DRAM in runs without a pool. Default: its part of the pool's
+        size.
+    --hbm BYTES: Each worker's HBM for the KV cache.
+    --adapters: The number of CXL adapters (O8). Default: one per two workers.
+    --devices: The number of the pool's memory devices. Default: one per 256 GiB.
+    --model NAME: The model and its GPU: {words}.
+    --engine: The batching of engines: {words}. Serial engines only prefill.
+    --eviction: The eviction order: {words}.
+    """
+    return dict(locals())
+
+
+@explains(_LEGEND)
+def simulate(
+    trace: Annotated[Path | None, Argument()] = None,
+    policy: Annotated[str, Option(completes=complete_policy)] = "all",
+    memory: Annotated[str, Option(words=(*MEMORIES, "both"))] = "both",
+    *,
+    cluster: Annotated[dict[str, Any], OptionGroup(_cluster)],
+    links: Annotated[dict[str, Any], OptionGroup(link_options)],
+    speed: str = "1",
     seeds: Annotated[int, Option(min=1, max=1000)] = 1,
     processes: Annotated[int | None, Option(min=1, max=SIMULATED_COUNT_MAX)] = None,
     scale_at: str | None = None,
@@ -151,19 +170,9 @@ def simulate(
     --policy NAME[:KEY=VALUE,...],...: The policies to run, such as
         least-cost,linear:shared_credit=1; default (the gateway's), or all. `--policy list` prints
         all policies with their settings.
-    --workers: The number of workers (engines).
-    --pool-bytes BYTES: The size of the shared pool. Default: 1950 GiB.
-    --local BYTES: Each worker's own DRAM in runs without a pool. Default: its part of the pool's
-        size.
-    --hbm BYTES: Each worker's HBM for the KV cache.
     --memory: Simulate a shared pool (pool), split DRAM (split), or both.
-    --adapters: The number of CXL adapters (O8). Default: one per two workers.
-    --devices: The number of the pool's memory devices. Default: one per 256 GiB.
     --speed X[,X...]: The rate of requests relative to the trace. Give several, separated by commas,
         to run one after another.
-    --model NAME: The model and its GPU: {words}.
-    --engine: The batching of engines: {words}. Serial engines only prefill.
-    --eviction: The eviction order: {words}.
     --seeds: The number of runs of each case; --json has their spread.
     --processes: The number of parallel runs, each in its own process. Default: one per CPU. The
         results do not depend on it.
@@ -182,15 +191,7 @@ def simulate(
     policies, memories = _policies(policy), MEMORIES if memory == "both" else (memory,)
     options_at = partial(
         _options,
-        workers=workers,
-        model=model,
-        engine=engine,
-        hbm=hbm,
-        pool=pool,
-        local=local,
-        eviction=eviction,
-        adapters=adapters,
-        devices=devices,
+        **cluster,
         **links,
         scale=_scale(scale_at),
         goals=None if planner is None else Goals(ttft_s=ttft_goal, workers_max=planner),
