@@ -139,7 +139,7 @@ int bl_cuda_engine_open(bl_cuda *cuda, bl_cuda_windows *windows, const bl_pool *
 /* Wait for the kernels in flight, and free all buffers; unfinished copies get -ECANCELED. Returns
  * 0, or -EINPROGRESS if kernels may still run: then nothing is freed, ever. */
 int bl_cuda_engine_close(bl_cuda_engine *engine);
-/* Free an engine that is closed, and its copies. */
+/* Free an engine that is closed, after its last copy was dropped. */
 void bl_cuda_engine_free(bl_cuda_engine *engine);
 void bl_cuda_engine_stat(const bl_cuda_engine *engine, bl_cuda_stat *out);
 

@@ -96,6 +96,7 @@ struct bl_cuda_engine {
     uint64_t streams[2];        /* for reads and for writes */
     uint8_t *touched;           /* scratch: a byte for each window */
     bl_row_runs runs;           /* scratch */
+    uint64_t users;             /* the owner, and the copies that are not dropped */
     int closed;
     int lost;                   /* kernels may run for ever: nothing is freed */
 };
@@ -609,6 +610,7 @@ static int bl_cuda_copy_make(bl_cuda_engine *engine, const bl_plan *plan, uint32
     copy->end = &copy->parts;
     *engine->end = copy;
     engine->end = &copy->next;
+    bl_host_add(&engine->users, 1);
     status = bl_cuda_admit(copy);
     if (status < 0)
         bl_cuda_drop(copy);
@@ -626,7 +628,28 @@ int bl_cuda_prepare(bl_cuda_engine *engine, const bl_plan *plan, uint32_t write,
     return status;
 }
 
-void bl_cuda_drop(bl_cuda_copy *copy) { bl_host_store(&copy->hold.dropped, 1); }
+/* Drop a use of the engine, and free it after the last one. */
+static void bl_cuda_leave_engine(bl_cuda_engine *engine)
+{
+    if (bl_host_add(&engine->users, UINT64_MAX) > 0 || !engine->closed || engine->lost)
+        return;                 /* kernels may run, or this is a forked child */
+    for (bl_cuda_copy *copy = engine->copies, *next; copy != NULL; copy = next) {
+        next = copy->next;
+        bl_cuda_free_copy(copy);
+    }
+    free(engine->touched);
+    bl_row_runs_free(&engine->runs);
+    free(engine);
+}
+
+void bl_cuda_drop(bl_cuda_copy *copy)
+{
+    bl_cuda_engine *engine = copy->engine;
+    bl_host_store(&copy->hold.dropped, 1); /* another thread may free it now */
+    bl_cuda_leave_engine(engine);
+}
+
+void bl_cuda_engine_free(bl_cuda_engine *engine) { bl_cuda_leave_engine(engine); }
 
 /* Return a part by its number. */
 static bl_cuda_part *bl_cuda_part_at(const bl_cuda_copy *copy, uint32_t number)
@@ -796,6 +819,7 @@ int bl_cuda_engine_open(bl_cuda *cuda, bl_cuda_windows *windows, const bl_pool *
     engine->cuda = cuda, engine->windows = windows, engine->pool = pool;
     engine->settings = *settings;
     engine->end = &engine->copies;
+    engine->users = 1;
     pthread_mutex_init(&engine->lock, NULL);
     int status = bl_cuda_stream(cuda, BL_CUDA_URGENT, &engine->streams[0]);
     if (status == 0 && (status = bl_cuda_stream(cuda, 0, &engine->streams[1])) < 0)
@@ -858,19 +882,6 @@ int bl_cuda_engine_close(bl_cuda_engine *engine)
     int status = engine->lost ? -EINPROGRESS : 0;
     pthread_mutex_unlock(&engine->lock);
     return status;
-}
-
-void bl_cuda_engine_free(bl_cuda_engine *engine)
-{
-    if (!engine->closed || engine->lost)
-        return;                 /* kernels may run, or this is a forked child */
-    for (bl_cuda_copy *copy = engine->copies, *next; copy != NULL; copy = next) {
-        next = copy->next;
-        bl_cuda_free_copy(copy);
-    }
-    free(engine->touched);
-    bl_row_runs_free(&engine->runs);
-    free(engine);
 }
 
 #endif

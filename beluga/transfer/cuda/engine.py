@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import functools
 from typing import TYPE_CHECKING
 
 from beluga import config
@@ -33,8 +32,6 @@ from beluga.transfer.engine import Direction, keep_for_good, settle
 from beluga.transfer.policy import MAINTENANCE, CacheMaintenance, flush_threads, probe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from beluga.transfer.plan import Plan
 
 _UNLIMITED = (1 << 64) - 1  # UINT64_MAX: no stream is given, or a wait has no limit
@@ -103,13 +100,6 @@ class CudaTransfer:
             refuse_bad(self._engine.check(bad_count))
 
 
-def _drop(
-    _: core.bl_cuda_engine, drop: Callable[[core.bl_cuda_copy], None], copy: core.bl_cuda_copy
-) -> None:
-    """Drop a copy of an engine that is not freed before."""
-    drop(copy)
-
-
 def refuse_bad(count: int) -> None:
     """Raise :class:`~beluga.errors.ChecksumError` if chunks of a read differ."""
     if count:
@@ -120,15 +110,17 @@ class PreparedCopy:
     """See :class:`~beluga.transfer.engine.Prepared`. It holds the windows until it is closed."""
 
     def __init__(self, engine: CudaEngine, plan: Plan, copy: core.bl_cuda_copy) -> None:
-        self._engine, self._plan, self._copy = engine, plan, copy
+        self._engine, self._plan = engine, plan
+        self._copy: core.bl_cuda_copy | None = copy
 
     def start(self, first: int, end: int) -> CudaTransfer:
         """Launch kernels for some chunks, after the CPU's maintenance of their lines."""
+        assert self._copy is not None  # noqa: S101  closed
         return self._engine.start(self._plan, self._copy, range(first, end), last=False)
 
     def close(self) -> None:
-        """Release the windows, and drop unfinished ranges."""
-        lib.bl_cuda_drop(self._copy)
+        """Drop the copy, whose windows are held until its ranges are dropped, too."""
+        self._copy = None
 
 
 class CapturedTransfer:
@@ -226,7 +218,6 @@ class CudaEngine:
             raise
         self._handle = ffi.gc(made[0], lib.bl_cuda_engine_free)
         self._captured: list[CapturedTransfer] = []
-        self._drop = functools.partial(_drop, self._handle, lib.bl_cuda_drop)
         pool.before_close(self.close)
 
     piece_size = 16 << 20
@@ -292,7 +283,7 @@ class CudaEngine:
         if code == -errno.EBUSY:
             raise TransferError("the stream is not being captured; do not use capture()")
         self.check(code, plan)
-        transfer = CapturedTransfer(self, plan, copy[0])
+        transfer = CapturedTransfer(self, plan, ffi.gc(copy[0], lib.bl_cuda_drop))
         self._captured.append(transfer)
         return transfer
 
@@ -351,7 +342,7 @@ class CudaEngine:
         if code == -errno.EBUSY:
             raise TransferError("the stream is being captured; use capture()")
         self.check(code, plan)
-        return ffi.gc(copy[0], self._drop)
+        return ffi.gc(copy[0], lib.bl_cuda_drop)
 
     def _copy(self, plan: Plan, stream: StreamLike | None, direction: Direction) -> CudaTransfer:
         copy = self._prepare(plan, stream, direction)
