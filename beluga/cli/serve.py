@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from beluga.events import EventSettings
     from beluga.index import IndexServer
     from beluga.pool import Pool
-    from beluga.rpc import Handlers, Quota, Server
+    from beluga.rpc import Handlers, Server
     from beluga.tiers import TierService, TierSettings
 
 Disks = Annotated[
@@ -252,7 +252,10 @@ def serve(
     --events-model MODEL: The model in events for llm-d and mooncake, unless its engines report it.
     --handlers MODULE:NAME: Call these functions for clients (beluga.Handlers); see docs/use/rpc.md.
     """
-    silent_s = _silence(silent, stands_by=standby, watch=watch)
+    from beluga.rpc import Quota
+
+    refuse_alone("--standby", standby, watch=watch)
+    silent_s = silent if standby else None  # None: it does not stand by
     tiers = _tier_settings(disk, disk_bytes, disk_owner, remote, offload, admission, eviction)
     with as_bad_value(TierError):
         forgotten = tiers.others(forget_tier or ())  # stored names of tiers to abandon
@@ -260,7 +263,7 @@ def serve(
     published = _event_settings(
         events, events_replay, events_form, events_token, events_name, events_model
     )
-    quota = _quota(quota_grants, quota_pins, quota_bytes, quota_calls)
+    quota = Quota(quota_grants, quota_pins, quota_bytes, quota_calls)
     make = partial(_evicting(eviction, share, hint_budget), host=host, quota=quota)
     register = _registering(handlers, handler_threads)
     if detach:
@@ -284,13 +287,6 @@ def serve(
             except DeposedError as error:
                 _stand_by_again(error, watch=watch, json=json)
                 declare_gone, forgotten = False, []  # both concern earlier servers
-
-
-def _quota(grants: int, pins: int, size_bytes: int, calls: int) -> Quota:
-    """Return the quota of each session."""
-    from beluga.rpc import Quota
-
-    return Quota(grants=grants, pins=pins, bytes=size_bytes, calls_per_s=calls)
 
 
 def _routes(
@@ -374,14 +370,6 @@ def _stand_by_again(error: DeposedError, *, watch: bool, json: bool) -> None:
         raise error
     LOST.add(reason="deposed")
     announce(f"{error}; standing by again", "deposed", json=json)
-
-
-def _silence(silent_s: float, *, stands_by: bool, watch: bool) -> float | None:
-    """Return how long a heartbeat must stop before this server takes over; None if it does not
-    stand by.
-    """
-    refuse_alone("--standby", stands_by, watch=watch)
-    return silent_s if stands_by else None
 
 
 def _tier_settings(
