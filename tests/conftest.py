@@ -19,6 +19,7 @@ import pytest
 from support import forked
 from support.emulation import PATIENCE, lighten
 
+from beluga import IndexServer, Pool
 from beluga.errors import EngineUnavailableError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -121,6 +122,19 @@ def shm(memory_root: Path) -> Iterator[Path]:
     path.chmod(0o755)
     yield path
     shutil.rmtree(path)
+
+
+@pytest.fixture
+def paths(shm: Path) -> list[Path]:
+    """The devices of a pool."""
+    return [shm / "a", shm / "b"]
+
+
+@pytest.fixture
+def server(pool: Pool) -> Iterator[IndexServer]:
+    """A server of the pool that a folder or a module has."""
+    with IndexServer(pool) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

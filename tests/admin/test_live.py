@@ -35,12 +35,6 @@ def pool(shm: Path, request: pytest.FixtureRequest) -> Iterator[Pool]:
 
 
 @pytest.fixture
-def server(pool: Pool) -> Iterator[IndexServer]:
-    with IndexServer(pool) as server:
-        yield server
-
-
-@pytest.fixture
 def look(server: IndexServer, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Look:
     """Request a snapshot each time; clients report with each call."""
     monkeypatch.setattr(report, "INTERVAL_S", 0.0)

@@ -38,12 +38,6 @@ def pool_name(pool: Pool) -> str:
 
 
 @pytest.fixture
-def server(pool: Pool) -> Iterator[IndexServer]:
-    with IndexServer(pool) as server:
-        yield server
-
-
-@pytest.fixture
 def records_unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions pin no records (``test_generation.py``), for tests that count the pins of blocks."""
     monkeypatch.setattr(records, "_retain", lambda *_: None)

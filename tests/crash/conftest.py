@@ -2,14 +2,7 @@
 # Copyright The Beluga Authors
 """Pools that crash tests fill with real bytes."""
 
-from pathlib import Path
-
 import pytest
-
-
-@pytest.fixture
-def paths(shm: Path) -> list[Path]:
-    return [shm / "a", shm / "b"]
 
 
 @pytest.fixture(params=[pytest.param("hardware", marks=pytest.mark.long), "software"])

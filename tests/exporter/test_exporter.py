@@ -26,17 +26,10 @@ BLOCKS = 96
 
 
 @pytest.fixture
-def pool(shm: Path) -> Iterator[Pool]:
-    paths = [shm / "a", shm / "b"]
+def pool(paths: list[Path]) -> Iterator[Pool]:
     options = {"device_size": 32 << 20, "sparse": True, "max_blocks": BLOCKS}
     with Pool.create(paths, coherence="software", **options) as pool:
         yield pool
-
-
-@pytest.fixture
-def server(pool: Pool) -> Iterator[IndexServer]:
-    with IndexServer(pool) as server:
-        yield server
 
 
 @pytest.fixture

@@ -17,22 +17,11 @@ BLOCK_COUNT_MAX = 256
 
 
 @pytest.fixture
-def paths(shm: Path) -> list[Path]:
-    return [shm / "a", shm / "b"]
-
-
-@pytest.fixture
 def pool(paths: list[Path]) -> Iterator[Pool]:
     with Pool.create(
         paths, device_size=DEVICE_SIZE, sparse=True, max_blocks=BLOCK_COUNT_MAX, lane_count=8
     ) as pool:
         yield pool
-
-
-@pytest.fixture
-def server(pool: Pool) -> Iterator[IndexServer]:
-    with IndexServer(pool) as server:
-        yield server
 
 
 @pytest.fixture

@@ -20,17 +20,10 @@ DEVICE_SIZE = 48 << 20
 
 
 @pytest.fixture(params=["hardware", "software", ["hardware", "software"]], ids=str)
-def pool(request: pytest.FixtureRequest, shm: Path) -> Iterator[Pool]:
+def pool(request: pytest.FixtureRequest, paths: list[Path]) -> Iterator[Pool]:
     """Make a pool of two sparse devices in memory."""
-    paths = [shm / name for name in "ab"]
     with Pool.create(paths, device_size=DEVICE_SIZE, coherence=request.param, sparse=True) as pool:
         yield pool
-
-
-@pytest.fixture
-def server(pool: Pool) -> Iterator[IndexServer]:
-    with IndexServer(pool) as server:
-        yield server
 
 
 @pytest.fixture

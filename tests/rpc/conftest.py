@@ -21,11 +21,6 @@ def coherence(request: pytest.FixtureRequest) -> str | list[str]:
 
 
 @pytest.fixture
-def paths(shm: Path) -> list[Path]:
-    return [shm / "a", shm / "b"]
-
-
-@pytest.fixture
 def pool(paths: list[Path], coherence: str | list[str]) -> Iterator[Pool]:
     with Pool.create(
         paths,

@@ -4,6 +4,7 @@
 
 import contextlib
 import os
+import select
 import signal
 from collections.abc import Callable, Iterator, Sequence
 
@@ -15,8 +16,6 @@ def in_child(work: Callable[[], object], fork: Callable[[], int] = os.fork) -> s
     read, write = os.pipe()
     child = fork()
     if child == 0:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(60)
         try:
             os.write(write, str(work()).encode())
         except BaseException as error:  # a child must not return into pytest
@@ -25,6 +24,8 @@ def in_child(work: Callable[[], object], fork: Callable[[], int] = os.fork) -> s
             os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as stream:
+        if not select.select([stream], [], [], 60)[0]:
+            os.kill(child, signal.SIGKILL)
         text = stream.read().decode()
     _, status = os.waitpid(child, 0)
     return text if status == 0 else f"died of {status}"

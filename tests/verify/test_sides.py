@@ -22,8 +22,7 @@ from beluga.verify import MachineRecord, VerifyReport, VerifyResult, verify_pool
 
 
 @pytest.fixture
-def pool(shm: Path) -> Iterator[Pool]:
-    paths = [shm / "a", shm / "b"]
+def pool(paths: list[Path]) -> Iterator[Pool]:
     with Pool.create(paths, device_size=16 << 20, sparse=True, max_blocks=64) as pool:
         yield pool
 
