@@ -3,8 +3,9 @@
 """Measure single copies by a GPU: rows of ``coherence`` and of ``latency``.
 
 The time is from the call in Python until its completion is observed and the case's launch, event
-and flush are done. Without a GPU the rows have a note; kernels compiled for a CPU do not represent
-a GPU, so only tests measure them.
+and flush are done. The caller, the registrar and CUDA's threads run on any CPU, as a user's do.
+Without a GPU the rows have a note; kernels compiled for a CPU do not represent a GPU, so only tests
+measure them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from beluga.transfer import CudaDevice, CudaEngine, plan_blocks
 from beluga.transfer.policy import CacheMaintenance, Step, flush_threads
 from beluga.transfer.policy import PolicyRow as Steps
 
+from ..harness.machine import unpinned
 from ..harness.region import Region, uniform
 from ..harness.row import Recorder, Row, percentiles, speed
 from ..paper.dsa import costs, crossover
@@ -48,7 +50,7 @@ def gpu_coherence(
     rows = []
     for case, (verb, steps, paper) in CASES.items():
         try:
-            with _operation(region, size, verb, steps, make) as run:
+            with unpinned(), _operation(region, size, verb, steps, make) as run:
                 row = _measured(recorder, region, run, case, size)
         except EngineUnavailableError as error:
             row = recorder.skipped(case, str(error))
@@ -77,7 +79,7 @@ def gpu_latency(
         try:
             for size in sizes:
                 if size * 2 <= region.size_for(size):
-                    with _operation(region, size, verb, _SAFE, make) as run:
+                    with unpinned(), _operation(region, size, verb, _SAFE, make) as run:
                         own.append(_measured(recorder, region, run, case, size))
             own[0]["note"] = crossover(costs(cpu, counterpart), costs(own))
         except EngineUnavailableError as error:

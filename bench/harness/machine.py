@@ -142,6 +142,17 @@ def node_cpus(node: int) -> list[int]:
 
 
 @contextlib.contextmanager
+def unpinned() -> Iterator[None]:
+    """Let this thread, and the threads that it starts, run on every CPU, also inside pinned()."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextlib.contextmanager
 def pinned(cpu: int) -> Iterator[None]:
     """Keep this thread, and the threads that it starts, on one CPU."""
     before = os.sched_getaffinity(0)

@@ -28,6 +28,7 @@ from beluga_bench.gpu.many import gpu_bandwidth
 from beluga_bench.gpu.peers import BATCH, EACH
 from beluga_bench.gpu.single import CASES, gpu_coherence, gpu_latency
 from beluga_bench.gpu.stub import StandIn
+from beluga_bench.harness.machine import pinned
 from beluga_bench.harness.options import Options
 from beluga_bench.harness.recorded import read_record
 from beluga_bench.harness.region import region_of
@@ -68,14 +69,24 @@ def test_without_a_gpu_rows_are_skipped_with_a_reason(shm: Path) -> None:
 
 @pytest.mark.usefixtures("compiled")
 def test_the_rows_are_measured_where_kernels_run(shm: Path) -> None:
-    with Pool.create([shm / "a"], device_size=32 << 20, sparse=True) as pool:
+    cpus, all_cpus = list[int](), len(os.sched_getaffinity(0))
+
+    def make() -> StandIn:
+        cpus.append(len(os.sched_getaffinity(0)))
+        return StandIn()
+
+    with (
+        Pool.create([shm / "a"], device_size=32 << 20, sparse=True) as pool,
+        pinned(min(os.sched_getaffinity(0))),
+    ):
         recorder = Recorder("latency", Options(smoke=True), dict(FIXED))
         cpu = [
             recorder.row("read", bytes=64, p50_ns=1e12),
             recorder.row("write", bytes=64, p50_ns=1),
         ]
-        rows = gpu_coherence(recorder, region_of(pool), 16384, StandIn)
-        rows += gpu_latency(recorder, region_of(pool), (64, 16384), cpu, StandIn)
+        rows = gpu_coherence(recorder, region_of(pool), 16384, make)
+        rows += gpu_latency(recorder, region_of(pool), (64, 16384), cpu, make)
+    assert set(cpus) == {all_cpus}  # the GPU's threads do not share the caller's CPU
     assert len(rows) == len(CASES) + 6
     assert all(float(str(row["p50_ns"])) > 0 for row in rows)
     notes = {row["case"]: row["note"] for row in rows if row["note"]}
