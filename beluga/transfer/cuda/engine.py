@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING
 
 from beluga import config
 from beluga._ffi import core, ffi, lib
+from beluga._shared import when_forked
 from beluga.errors import (
     ChecksumError,
+    ForkedSessionError,
     LayoutError,
     TransferCancelledError,
     TransferError,
@@ -87,12 +89,14 @@ class CudaTransfer:
 
         Until a part is finished, any thread that needs its buffers may still write.
         """
+        self._engine.refuse_forked()
         first, end = self._parts
         return self._engine.check(lib.bl_cuda_done(self._copy, first, end)) == 1
 
     def wait(self, timeout_s: float | None = None) -> None:
         """See :meth:`beluga.transfer.engine.Transfer.wait`. While the CPU finishes a part, the GPU
         copies the next one."""
+        self._engine.refuse_forked()
         first, end = self._parts
         timeout_ns = _UNLIMITED if timeout_s is None else max(int(timeout_s * 1e9), 0)
         bad_count = lib.bl_cuda_finish(self._copy, first, end, timeout_ns)
@@ -187,7 +191,7 @@ class CudaEngine:
     ) -> None:
         while window_size > STRIPE_SIZE and window_size // 2 >= pool.data_devices[0].size:
             window_size //= 2
-        self._pool, self._closed = pool, False
+        self._pool, self._closed, self._forked = pool, False, False
         self._gpu = device if isinstance(device, CudaDevice) else CudaDevice(device)
         kept = maintenance or probe().maintenance("gpu", pool, flush_threads())
 
@@ -219,6 +223,11 @@ class CudaEngine:
         self._handle = ffi.gc(made[0], lib.bl_cuda_engine_free)
         self._captured: list[CapturedTransfer] = []
         pool.before_close(self.close)
+        when_forked(self)
+
+    def _after_fork(self) -> None:
+        """Leave all in a forked child to the parent: CUDA does not work there."""
+        self._closed = self._forked = True
 
     piece_size = 16 << 20
     """The least bytes that a link should admit at once: fewer take as long to start as to copy."""
@@ -298,6 +307,11 @@ class CudaEngine:
             leave(self._registrar, self)
 
     # ---- for transfers
+
+    def refuse_forked(self) -> None:
+        """Raise ForkedSessionError in a forked child."""
+        if self._forked:
+            raise ForkedSessionError("the copy belongs to the parent process; start another one")
 
     def start(
         self, plan: Plan, copy: core.bl_cuda_copy, chunks: range, *, last: bool

@@ -89,7 +89,10 @@ class Nvrtc:
                 self._call("GetProgramLog", program, log)
                 lines = log.value.decode(errors="replace").splitlines()
                 first = next(iter(lines), "no message")
-                raise EngineUnavailableError(f"the kernels cannot be compiled: {first}")
+                raise EngineUnavailableError(
+                    f"the kernels cannot be compiled for {architecture} by NVRTC "
+                    f"{'.'.join(map(str, self.version))}: {first}"
+                )
             self._call("GetCUBINSize", program, ctypes.byref(size))
             cubin = ctypes.create_string_buffer(size.value)
             self._call("GetCUBIN", program, cubin)

@@ -109,16 +109,24 @@ def test_a_closed_engine_raises_a_clear_error(pool: Pool, gpu: Gpu) -> None:
 
 def test_the_error_in_a_forked_child_is_to_open_the_pool_again(pool: Pool, gpu: Gpu) -> None:
     engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
+    gpu.gate.clear()
+    transfer = engine.gather_write(blocks.plan)  # in flight, in the parent alone
     child = os.fork()
     if child == 0:
-        code = 1
+        refused = 0
         with contextlib.suppress(BaseException):
-            try:
-                engine.gather_write(blocks.plan)
-            except ForkedSessionError:
-                code = 0
-        os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            for call in (lambda: engine.gather_write(blocks.plan), transfer.wait, transfer.done):
+                try:
+                    call()
+                except ForkedSessionError:
+                    refused += 1
+            engine.close()  # without a wait for the GPU
+            refused += 1
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+    gpu.gate.set()
+    transfer.wait(PATIENCE_S)
+    assert blocks.stored(pool)
 
 
 def every_other_window() -> Callable[[int], None]:
