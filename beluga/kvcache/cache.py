@@ -39,7 +39,6 @@ from beluga.transfer import (
     IoHandle,
     Link,
     LinkSettings,
-    ScheduledEngine,
     Slots,
     TransferClass,
     TransferStats,
@@ -284,16 +283,20 @@ class KVCache(OfThisProcess):
         self, engine: CopyEngine | str, link: Link | LinkSettings | IoHandle | None
     ) -> None:
         """Choose the engine, and register with the link. Both hold for the life of this cache."""
-        pool, read, write = self.client.pool, self._read_class, self._write_class
+        pool = self.client.pool
         self._choice = choose_engine(pool, engine, self._threads)
         self._own_link = host_link(pool, link) if isinstance(link, LinkSettings) else None
         shared = link if isinstance(link, Link) else self._own_link
         self._own_handle = None if shared is None else IoHandle(shared)
         self._handle = link if isinstance(link, IoHandle) else self._own_handle
         self._engine = self._choice.engine
+        self._table: EngineTable | None = None
         if self._engine is not None and self._handle is not None:
-            self._engine = ScheduledEngine(self._engine, self._handle, read=read, write=write)
-        self._table = None if self._engine is None else EngineTable(self._engine)
+            self._table = EngineTable(self._engine, self._handle.link.settings)
+            # One piece may be admitted while the others are in flight
+            self._handle.widen(max(self._table.piece_sizes), lib.BL_KV_IN_FLIGHT + 1)
+        elif self._engine is not None:
+            self._table = EngineTable(self._engine)
 
     def keys(self, digests: Digests) -> NDArray[np.uint64]:
         """Fold digests with the namespace: a uint64 array of shape (count, 2).
@@ -623,43 +626,58 @@ class KVCache(OfThisProcess):
         """
         session, handle = self.client.session, self._handle
         batch = self._batch(run, keys, kind, names=names, records=records, rows=rows)
-        if table is not None:  # it throttles itself, so C gets no I/O queue
-            batch.engine = table.struct
-            code = self._carry(
-                table, lambda: function(session, batch, *out), (run, keys, names, records, rows)
-            )
-            batch.engine = ffi.NULL
-        elif handle is None:
-            code = function(session, batch, *out)
-        else:
+
+        def move() -> int:
+            if handle is None:
+                return function(session, batch, *out)
             with handle.using() as io_queue:
                 batch.io_queue = io_queue
                 code = function(session, batch, *out)
                 batch.io_queue = ffi.NULL
             handle.watch()
+            return code
+
+        owners = run, keys, names, records, rows
+        if table is None:
+            code = move()
+        else:
+            batch.engine = table.struct
+            code = self._carry(table, batch, move, owners)
+            batch.engine = batch.cancelled = ffi.NULL
         self._batches.append(batch)
         if code >= 0:
             return code
+        if table is not None:
+            table.raise_for_copy(code, owners)
         doing = "storing blocks" if function is lib.bl_kv_put else "fetching blocks"
         if code == -errno.ECANCELED:
             raise TransferCancelledError(f"{doing}: it was interrupted")
         return raise_for_status(code, doing)
 
     def _carry(
-        self, table: EngineTable, move: Callable[[], int], owners: tuple[object, ...]
+        self,
+        table: EngineTable,
+        batch: core.bl_kv_batch,
+        move: Callable[[], int],
+        owners: tuple[object, ...],
     ) -> int:
         """Run ``move`` with an engine where no interrupt can stop it, and return its result.
+        Nothing of a cancelled put is published, because its memory may already be reused;
         ``owners`` exist until it has ended.
         """
 
         def carry(ticket: OpTicket[int]) -> int:
+            batch.cancelled = ticket.flag
+            if table.is_native:
+                return move()
             with self._moving:
-                table.begin(ticket, owners)
+                table.begin(owners)
                 code = move()
                 table.end()
                 return code
 
-        # Signals do not interrupt other threads.
+        # Signals do not interrupt other threads. A native engine, too, waits for a device, which
+        # may hang: a second interrupt must end the caller's wait.
         main = threading.current_thread() is threading.main_thread()
         code = self._worker.run(carry) if main else carry(OpTicket(carry))
         if self._choice.spare and (fault := getattr(self._engine, "fault", None)) is not None:

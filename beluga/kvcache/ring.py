@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from beluga._ffi import ffi
 from beluga.errors import ForkedSessionError, RpcError, TransferCancelledError
 from beluga.threads import refuse_green_threads
 
@@ -49,7 +50,7 @@ class OpTicket(Generic[T]):
         "_queued",
         "_result",
         "_then",
-        "cancelled",
+        "flag",
     )
 
     def __init__(self, call: Operation[T]) -> None:
@@ -59,8 +60,13 @@ class OpTicket(Generic[T]):
         self._result: T | None = None
         self._error: BaseException | None = None
         self._then: list[Callable[[OpTicket[T]], object]] = []
-        self.cancelled = False
+        self.flag = ffi.new("uint32_t *")
+        """For C: not 0 if it was cancelled."""
+
+    @property
+    def cancelled(self) -> bool:
         """Whether the caller needs no result; it may end early, and publishes nothing."""
+        return self.flag[0] != 0
 
     @property
     def began(self) -> bool:
@@ -92,7 +98,7 @@ class OpTicket(Generic[T]):
 
     def cancel(self) -> None:
         """Let it end as soon as possible. If it has not begun, it ends now."""
-        self.cancelled = True
+        self.flag[0] = 1
         if self._calls:
             self._refuse(TransferCancelledError("the operation was cancelled before it began"))
 
@@ -191,7 +197,7 @@ class OpWorker:
             with ticket._ended:
                 pass
         except BaseException:
-            ticket.cancelled = True  # first, so that a second interrupt finds it set
+            ticket.flag[0] = 1  # first, so that a second interrupt finds it set
             if ticket._queued:
                 with ticket._ended:
                     pass

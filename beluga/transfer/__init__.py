@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from beluga.transfer import arrangements, policy
 from beluga.transfer.cpu import CopySettings, CpuEngine, default_threads
 from beluga.transfer.dsa import DsaEngine, WorkQueue, why_no_queue, work_queues
-from beluga.transfer.engine import CopyEngine, Direction, Transfer, settle
+from beluga.transfer.engine import CopyEngine, Direction, Transfer, keep_for_good, settle
 from beluga.transfer.engines import (
     ENGINES,
     NEVER,
@@ -38,7 +38,6 @@ from beluga.transfer.link import (
     settings_for,
 )
 from beluga.transfer.plan import CHUNK, PIECE, Plan, plan_blocks, plan_rows
-from beluga.transfer.scheduled import ScheduledEngine
 from beluga.transfer.view import (
     DTYPE_SIZES,
     Array,
@@ -77,7 +76,6 @@ __all__ = [
     "LinkSettings",
     "Order",
     "Plan",
-    "ScheduledEngine",
     "Slots",
     "Speed",
     "Tensor",
@@ -95,6 +93,7 @@ __all__ = [
     "host_link",
     "host_link_now",
     "is_tensor",
+    "keep_for_good",
     "parse_settings",
     "plan_blocks",
     "plan_rows",

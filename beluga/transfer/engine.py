@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from beluga.errors import UnsettledError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from beluga.transfer.plan import Plan
 
@@ -66,8 +66,6 @@ class CopyEngine(Protocol):
     at a time uses an engine. It may have further members:
 
     * ``piece_size``: the bytes per start that it needs to be fast.
-    * ``prepare(plan, direction)``, a :class:`Prepared`: makes its tables before a link admits
-    anything. Without it, each range is a plan of its own.
     * ``fault``: why it should not be used, or None; for an engine that falls back to the CPU.
     """
 
@@ -90,42 +88,6 @@ class CopyEngine(Protocol):
     def close(self) -> None:
         """Wait until all copies have ended, and release the engine's resources."""
         ...
-
-
-class Prepared(Protocol):
-    """A plan that is ready to be copied: its tables are made and lie in memory that the engine
-    reads."""
-
-    def start(self, first: int, end: int) -> Transfer:
-        """Copy the chunks from ``first`` to ``end``. Ranges are started in order, each once; the
-        next may be started before the last has ended."""
-        ...
-
-    def close(self) -> None:
-        """Release it. All started ranges have ended, and no other range is started."""
-        ...
-
-
-def prepared(engine: CopyEngine, plan: Plan, direction: Direction) -> Prepared:
-    """Prepare a plan by the engine's ``prepare``, if it has one; else by :class:`Parts`."""
-    prepare: Callable[[Plan, Direction], Prepared] | None = getattr(engine, "prepare", None)
-    return Parts(engine, plan, direction) if prepare is None else prepare(plan, direction)
-
-
-class Parts:
-    """The prepared plan of an engine without tables: each range is a plan of its own."""
-
-    def __init__(self, engine: CopyEngine, plan: Plan, direction: Direction) -> None:
-        write = direction is Direction.WRITE
-        self._copy = engine.gather_write if write else engine.scatter_read
-        self._plan = plan
-
-    def start(self, first: int, end: int) -> Transfer:
-        """See :class:`Prepared`."""
-        return self._copy(self._plan.part(first, end))
-
-    def close(self) -> None:
-        """Do nothing, since there is nothing to release."""
 
 
 def settle(transfers: Iterable[Transfer]) -> None:

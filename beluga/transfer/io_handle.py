@@ -2,15 +2,14 @@
 # Copyright The Beluga Authors
 """An engine's handle of a link: a member in each direction, and statistics of its admissions.
 
-A thread that copies acquires each piece and releases it (``csrc/api/iosched.h``). Threads of the
-CPU engine do so in C, and ``scheduled.py`` does so for all other engines.
+A thread that copies acquires each piece and releases it (``csrc/api/iosched.h``): those of the CPU
+in ``csrc/iosched/throttle.c``, and for all other engines ``csrc/kvcache/engine.c``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import functools
 import logging
 import threading
@@ -20,8 +19,6 @@ from beluga._ffi import core, ffi, lib
 from beluga._shared import SharedHandle, when_forked
 from beluga.errors import (
     ForkedSessionError,
-    TransferCancelledError,
-    TransferError,
     raise_for_status,
 )
 from beluga.transfer.engine import Direction
@@ -74,7 +71,6 @@ class IoHandle:
         self._shared: SharedHandle[core.bl_io_queue] | None = None
         self._stalls = 0
         self._closed = False
-        self._requests: set[core.bl_io_request] = set()
         when_forked(self)
 
     @property
@@ -143,37 +139,6 @@ class IoHandle:
         with self.using() as handle:
             if handle:
                 lib.bl_io_queue_widen(handle, piece_size, count)
-
-    def acquire(
-        self,
-        request: core.bl_io_request,
-        device_bytes: core.uint64_p | core.Null,
-        timeout_ns: int,
-    ) -> bool:
-        """Return whether a piece may be copied now; if not, it keeps its position in the queue, and
-        the caller calls again.
-
-        Raises TransferCancelledError once this was stopped, and TransferError once it is closed.
-        """
-        with self.using() as handle:
-            if not handle:
-                if self._closed:
-                    raise TransferError("the I/O handle is closed")
-                return True  # the link has no free member
-            self._requests.add(request)  # C holds its address
-            status = lib.bl_io_queue_acquire(handle, request, device_bytes, timeout_ns)
-        if status == -errno.ECANCELED:
-            raise TransferCancelledError("the copy was stopped")
-        if status != -errno.EAGAIN:
-            raise_for_status(status, "waiting for the link")
-        return int(status) == 0
-
-    def release(self, request: core.bl_io_request) -> None:
-        """Release a piece: it was copied, or will not be. A second call has no effect."""
-        with self.using() as handle:
-            if handle:
-                lib.bl_io_queue_release(handle, request)
-        self._requests.discard(request)
 
     def transfer_stats(self, kind: TransferClass) -> TransferStats:
         """Return the statistics of this handle so far."""

@@ -39,11 +39,9 @@ from beluga._ffi import core, ffi, lib
 from beluga.arguments import StrPath, path_of
 from beluga.errors import TransferError, raise_for_status
 from beluga.transfer.engine import Direction
-from beluga.transfer.plan import STRIPE_SIZE, cut_at
 
 if TYPE_CHECKING:
     from beluga.pool import Pool
-    from beluga.transfer.plan import Plan
 
 
 PICOSECONDS = 10**12  # tokens that a link has per second; as in csrc/iosched/link.c
@@ -382,23 +380,6 @@ class Link:
                 "piece_count": settings.pieces,
             },
         )
-
-    def device_bytes(self, plan: Plan, ends: list[int]) -> NDArray[np.uint64]:
-        """Return the bytes on each memory device, of shape (ranges, devices).
-
-        The ranges are those of a plan's chunks that end at ``ends``.
-        """
-        assert self.pool is not None  # noqa: S101  otherwise there are no devices
-        geometry = self.pool.geometry
-        offsets = plan.link_ranges["offset"].astype(np.int64)
-        row, at, end = cut_at(offsets, offsets + plan.link_ranges["length"], STRIPE_SIZE)
-        device = geometry.devices_of(at)
-        whole = plan.link_ranges is plan.chunks
-        chunk = row if whole else plan.pieces["chunk"].astype(np.int64)[row] - plan.chunk_base
-        shape = len(ends), len(self.devices)
-        place = np.searchsorted(ends, chunk, side="right") * shape[1] + device
-        found = np.bincount(place, end - at, minlength=shape[0] * shape[1])
-        return found.astype(np.uint64).reshape(shape)
 
     def close(self) -> None:
         """Release the shared memory; the handles of the link have been closed.

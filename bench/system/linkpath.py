@@ -227,18 +227,18 @@ def _waiting_row(recorder: Recorder, link: Link) -> Row:
     """Measure the CPU time of a thread that waits while another engine holds the link."""
     holder, waiter = IoHandle(link), IoHandle(link)
     held = [_request() for _ in range(link.settings.pieces)]
-    if not all(holder.acquire(request, ffi.NULL, _WAIT_NS) for request in held):
+    if not all(_acquire(holder, request) for request in held):
         raise BelugaError("the link of the benchmark is not free")
     spent, waits = [], []
     for _ in range(9):
         request, start, used = _request(), time.perf_counter_ns(), time.thread_time_ns()
-        waiter.acquire(request, ffi.NULL, _WAIT_NS)
+        _acquire(waiter, request)
         used, wall_ns = time.thread_time_ns() - used, time.perf_counter_ns() - start
-        waiter.release(request)
+        lib.bl_io_queue_release(waiter.handle, request)
         spent.append(used * 10**6 // wall_ns)
         waits.append(wall_ns / 1e9)
     for request in held:
-        holder.release(request)
+        lib.bl_io_queue_release(holder.handle, request)
     holder.close()
     waiter.close()
     return recorder.row(
@@ -248,6 +248,10 @@ def _waiting_row(recorder: Recorder, link: Link) -> Row:
         p99_ns=max(spent),
         note="CPU time of a thread per millisecond that it waits for a link that another holds",
     )
+
+
+def _acquire(handle: IoHandle, request: core.bl_io_request) -> bool:
+    return lib.bl_io_queue_acquire(handle.handle, request, ffi.NULL, _WAIT_NS) == 0
 
 
 def _request() -> core.bl_io_request:

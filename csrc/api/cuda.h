@@ -145,7 +145,7 @@ void bl_cuda_engine_stat(const bl_cuda_engine *engine, bl_cuda_stat *out);
 
 /* Prepare a plan, whose arrays stay valid until the copy is dropped: its registered windows are
  * held. stream: UINT64_MAX means that of the settings. Returns 0; -EINVAL: the plan is invalid;
- * -EXDEV: a piece lies in two stripes; -EBUSY: the stream is being captured; -BL_ERROR_CLOSED;
+ * -EXDEV: a piece lies in two stripes; -EBUSY: the stream is being captured; -ESHUTDOWN;
  * -ENOMEM. */
 int bl_cuda_prepare(bl_cuda_engine *engine, const bl_plan *plan, uint32_t write, uint64_t stream,
                     bl_cuda_copy **out);
@@ -163,8 +163,8 @@ int64_t bl_cuda_finish(bl_cuda_copy *copy, uint32_t first, uint32_t end, uint64_
 /* Give up a copy. Its engine frees it when its kernels have ended. */
 void bl_cuda_drop(bl_cuda_copy *copy);
 
-/* Return the engine's table for callers in C; copies go to its stream. Its errors are negative
- * errnos and bl_errors: -EIO for those of CUDA. */
+/* Return the engine's table for callers in C; copies go to its stream. The caller sets the sizes of
+ * pieces. */
 bl_engine bl_cuda_engine_table(bl_cuda_engine *engine);
 
 /* Put a copy of the whole plan into the graph that the stream is being captured into. Returns 0,

@@ -9,6 +9,10 @@
 #include "api/rpc.h"
 #include "api/transfer.h"
 
+enum bl_kv_limit {
+    BL_KV_IN_FLIGHT = 4         /* pieces of an engine that are copied or wait for it */
+};
+
 /* A batch of blocks of one length; each has fragment_count fragments, contiguous in the pool. */
 typedef struct bl_kv_batch {
     const uint64_t *keys;       /* count * 2 words */
@@ -17,6 +21,8 @@ typedef struct bl_kv_batch {
     const bl_block_record *records; /* get: where the blocks were last, or NULL; see below */
     const bl_row *rows;         /* get: only these bytes, and no fragments; or NULL */
     const bl_engine *engine;    /* copies in place of the CPU; or NULL */
+    const uint32_t *cancelled;  /* set by another thread: an engine starts no further pieces, and
+                                 * nothing is stored; or NULL */
     uint64_t row_count;
     uint64_t fingerprint;
     uint64_t timeout_ns;
@@ -26,7 +32,7 @@ typedef struct bl_kv_batch {
     uint32_t chunk_size;        /* payload bytes per checksum; 0: none */
     uint32_t check_checksums;           /* get: compare the checksums */
     const bl_copy_settings *settings; /* NULL: the default; a put always uses one thread */
-    bl_io_queue *io_queue;      /* of the link that admits each piece of the CPU's; or NULL */
+    bl_io_queue *io_queue;      /* of the link that admits each piece; or NULL */
     uint32_t transfer_class;    /* class of the pieces on that link */
     uint32_t reserve_flags;     /* put: bl_reserve_flag */
 } bl_kv_batch;

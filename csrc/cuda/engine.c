@@ -507,7 +507,7 @@ int bl_cuda_start(bl_cuda_copy *copy, uint32_t first, uint32_t end, uint32_t las
     }
     pthread_mutex_lock(&engine->lock);
     parts[0] = copy->part_count;
-    int status = engine->closed ? -BL_ERROR_CLOSED : bl_cuda_start_parts(copy, first, end, 0);
+    int status = engine->closed ? -ESHUTDOWN : bl_cuda_start_parts(copy, first, end, 0);
     parts[1] = copy->part_count;
     if (last && status != -EINPROGRESS)
         bl_cuda_hold_close(engine->windows, &copy->hold);
@@ -589,7 +589,7 @@ static int bl_cuda_copy_make(bl_cuda_engine *engine, const bl_plan *plan, uint32
     int32_t capturing = 0;
     int status = 0;
     if (engine->closed)
-        return -BL_ERROR_CLOSED;
+        return -ESHUTDOWN;
     bl_cuda_reap(engine);
     if (stream == UINT64_MAX)
         stream = engine->settings.stream;
@@ -732,23 +732,18 @@ int64_t bl_cuda_finish(bl_cuda_copy *copy, uint32_t first, uint32_t end, uint64_
 
 /* ---- Callers in C */
 
-static int bl_cuda_errno(int64_t status)
-{
-    return status <= -BL_CUDA_STATUS ? -EIO : (int)status;
-}
-
 static int bl_cuda_table_start(void *engine, const bl_plan *plan, int write, void **copy)
 {
     bl_cuda_copy *made;
     uint32_t parts[2];
     int status = bl_cuda_prepare(engine, plan, write != 0, UINT64_MAX, &made);
     if (status < 0)
-        return bl_cuda_errno(status);
+        return status;
     *copy = made;
     status = bl_cuda_start(made, 0, plan->chunk_count, 1, parts);
     if (status < 0 && status != -EINPROGRESS)
         bl_cuda_drop(made);
-    return bl_cuda_errno(status);
+    return status;
 }
 
 static int bl_cuda_table_wait(void *engine, void *copy)
@@ -764,7 +759,7 @@ static int bl_cuda_table_wait(void *engine, void *copy)
 
 bl_engine bl_cuda_engine_table(bl_cuda_engine *engine)
 {
-    return (bl_engine){engine, bl_cuda_table_start, bl_cuda_table_wait};
+    return (bl_engine){engine, bl_cuda_table_start, bl_cuda_table_wait, {0}};
 }
 
 /* ---- Graphs */

@@ -46,7 +46,7 @@ INTERNAL = {
     "Run": "rest refuse_wrong",
     "Plan": "struct refuse_direction refuse_beyond ranges part cut link_ranges",
     "View": "foreign",
-    "Link": "price device_bytes",
+    "Link": "price",
     "Indexer": "handle shared_stored shared_removed shared_count shared_names clear_shared",
     "LoadTracker": "states new_blocks",
     "Router": "candidates",

@@ -627,7 +627,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "null-gpu": (*BLOCKS, "csrc/iosched"),
     "policies": ROUTING,
     "rpc-peers": CALLS,
-    "scheduler": ("csrc/iosched", "beluga/transfer/link.py", "beluga/transfer/scheduled.py"),
+    "scheduler": ("csrc/iosched", "beluga/transfer/link.py", "csrc/kvcache/engine.c"),
     "simulate-conversation": ROUTING,
     "tiers-disk": TIERS,
     "tiers-policy": ("csrc/index", "beluga/tiers"),

@@ -439,7 +439,7 @@ SURVIVES: dict[str, Ready] = {
 # These functions use only this process's own memory, and need other arguments than a pool.
 APART = {
     *("bl_io_queue_create", "bl_session_forked", "bl_session_free"),
-    *("bl_function_take", "bl_function_answer"),
+    *("bl_function_take", "bl_function_answer", "bl_cuda_engine_open"),
 }
 
 

@@ -164,7 +164,7 @@ static void kv_call(const uint64_t *keys, int put, int engine)
                          .count = FUZZ_KEYS, .fragment_count = 1, .length = fuzz_length,
                          .chunk_size = fuzz_chunk, .check_checksums = fuzz_byte() % 4 > 0};
     static uint8_t any;
-    bl_engine table = {&any, engine_start, engine_wait};
+    bl_engine table = {&any, engine_start, engine_wait, {0}};
     batch.engine = engine ? &table : NULL;
     if (put)
         bl_kv_put(&session, &batch, states, statuses);

@@ -29,10 +29,7 @@ from beluga.transfer import (
     BlockLayout,
     CopySettings,
     CpuEngine,
-    IoHandle,
-    Link,
     Plan,
-    ScheduledEngine,
     Slots,
     View,
     arrangements,
@@ -217,14 +214,6 @@ def settings(pool: Pool) -> Iterator[Case]:
             ),
         )
     yield "a million threads", lambda: CpuEngine(pool, 10**6).scatter_read(plan()).wait()
-
-    def scheduled(kind: Any) -> None:
-        link = Link("misuse", pool=pool, directory=pool.devices[0].path.parent)
-        engine = ScheduledEngine(CpuEngine(pool), IoHandle(link), read=kind)
-        engine.scatter_read(plan()).wait()
-
-    for kind in (0, 77, -1, 1 << 40):
-        yield f"class {kind}", lambda n=kind: scheduled(n)
 
 
 def index(cache: KVCache) -> Iterator[Case]:

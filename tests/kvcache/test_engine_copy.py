@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from support import role
 from support.soft_dsa import soft_portal
 
 from beluga import IndexServer, KVCache, Pool
-from beluga.errors import LayoutError, TransferError, UnsettledError
+from beluga.errors import LayoutError, UnsettledError
 from beluga.index import BlockState, check_pool
 from beluga.kvcache import CHUNK_SIZE, Run
 from beluga.transfer import (
@@ -26,16 +25,10 @@ from beluga.transfer import (
     CopyEngine,
     CpuEngine,
     DsaEngine,
-    IoHandle,
-    Link,
-    LinkSettings,
     Order,
     Plan,
-    ScheduledEngine,
     Slots,
-    Speed,
     Transfer,
-    TransferClass,
     View,
     arrangements,
 )
@@ -121,29 +114,6 @@ def test_an_engine_and_c_read_each_others_blocks(
     short = by_engine.get(digests(7), np.zeros((7, length), np.uint8))
     assert (short.hits, short.states[6]) == (6, BlockState.MISS)
     assert check_pool(pool, payload=True).finding_count == 0
-
-
-@pytest.mark.parametrize("check_checksums", [True, False])
-def test_puts_and_gets_take_turns_on_a_link(
-    pool: Pool, caches: Callable[..., KVCache], tmp_path: Path, *, check_checksums: bool
-) -> None:
-    fast = Speed(8 << 30)
-    settings = LinkSettings(read=fast, write=fast, device=fast)
-    link = Link("kv", settings, pool=pool, directory=tmp_path)
-    blocks, targets = payload(3, 600_000), np.zeros((3, 600_000), np.uint8)
-    handle = IoHandle(link)
-    engine = ScheduledEngine(CpuEngine(pool, threads=1), handle, read=TransferClass.PREFETCH)
-    cache = caches(engine, check_checksums=check_checksums)
-    assert cache.put(digests(3), blocks).stored == 3
-    assert link.bytes_of(TransferClass.OFFLOAD) == (0, blocks.nbytes)
-    assert cache.get(digests(3), targets).hits == 3
-    assert link.bytes_of(TransferClass.PREFETCH) == (blocks.nbytes, 0)
-    assert handle.transfer_stats(TransferClass.PREFETCH).pieces > 3
-    handle.close()
-    assert np.array_equal(blocks, targets)
-    with pytest.raises(TransferError, match="closed"):
-        cache.get(digests(3), targets)
-    assert caches().get(digests(3), targets).hits == 3
 
 
 def test_blocks_of_different_fragments_are_copied_in_one_batch(

@@ -36,11 +36,12 @@ EXPORTS: dict[str, str] = {
     ),
     "beluga.transfer": (
         "BlockLayout CHUNK CpuEngine Direction DsaEngine CopyEngine Link LinkSettings "
-        "Order PIECE Plan ScheduledEngine Slots Speed Transfer TransferClass View arrangements "
+        "Order PIECE Plan Slots Speed Transfer TransferClass View arrangements "
         "TransferStats CopySettings CudaDevice CudaEngine default_threads "
         "Array CudaArray Tensor is_tensor tensor_start DEVICE_SPEED DTYPE_SIZES ENGINES "
         "host_link host_link_now IoHandle plan_blocks plan_rows "
-        "policy settings_for parse_settings settle EngineEntry EngineChoice EngineFacts NEVER "
+        "policy settings_for parse_settings settle keep_for_good EngineEntry "
+        "EngineChoice EngineFacts NEVER "
         "choose_engine copy_setting_names engine_facts "
         "engine_names WorkQueue why_no_queue work_queues"
     ),

@@ -51,7 +51,6 @@ INSIDE = {
         ("arrangements", "engine"),  # the interface of engines
         ("link",),
         ("io_handle",),
-        ("scheduled",),
         ("policy",),
         ("cpu", "dsa", "cuda"),
         ("engines",),

@@ -29,7 +29,6 @@ from beluga.transfer import (
     Link,
     LinkSettings,
     Plan,
-    ScheduledEngine,
     Speed,
 )
 from beluga.transfer.cuda import CudaDevice, CudaEngine
@@ -264,13 +263,6 @@ def _link(name: str, pool: Pool) -> Link:
     return Link(f"conformance-{name}-{os.getpid()}", settings, pool=pool, directory=folder)
 
 
-def _scheduled(engine: CopyEngine, pool: Pool) -> CopyEngine:
-    """Over its own link."""
-    if not hasattr(engine, "piece_size"):
-        engine.piece_size = 4096  # type: ignore[attr-defined]
-    return ScheduledEngine(engine, IoHandle(_link(engine.name, pool)))
-
-
 def _linked(pool: Pool, threads: int) -> CopyEngine:
     """The same, by threads that acquire tokens themselves, in the middle of chunks."""
     return CpuEngine(pool, threads, handle=IoHandle(_link(f"cpu-{threads}", pool)))
@@ -288,12 +280,10 @@ ENGINES: tuple[EngineCase, ...] = (
     EngineCase("cpu", lambda pool: CpuEngine(pool, threads=1)),
     EngineCase("cpu-3", lambda pool: CpuEngine(pool, threads=3)),
     EngineCase("cpu-3, oddly set", lambda pool: CpuEngine(pool, 3, settings=ODD)),
-    EngineCase("cpu, scheduled", lambda pool: _scheduled(CpuEngine(pool, threads=1), pool)),
     EngineCase("cpu, on a link", lambda pool: _linked(pool, 1)),
     EngineCase("cpu-3, on a link", lambda pool: _linked(pool, 3)),
     EngineCase("dsa-software", soft_engine),
     EngineCase("dsa-stormy", stormy_dsa),
-    EngineCase("dsa-stormy, scheduled", lambda pool: _scheduled(stormy_dsa(pool), pool)),
     EngineCase("dsa", DsaEngine, missing=dsa_missing),
     *CUDA_ENGINES,
 )

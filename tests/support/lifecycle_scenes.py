@@ -35,7 +35,6 @@ from beluga.transfer import (
     DsaEngine,
     IoHandle,
     Link,
-    ScheduledEngine,
     Slots,
     TransferClass,
     View,
@@ -168,7 +167,6 @@ class Scene:
             "count": 1,
             "ends": [1],
             "request": ffi.new("bl_io_request *", {"node": 1, "bytes": 64}),
-            "device_bytes": ffi.NULL,
             "timeout_ns": 0,
             "fragments": 1,
             "run": lambda _: 0,
@@ -273,7 +271,6 @@ MAKERS: dict[str, Kind] = {
     "OpWorker": Kind(lambda s: OpWorker(), lambda s, w: w.run(lambda _: None), (CLOSED, FORKED)),
     "Link": Kind(lambda s: s.link),
     "IoHandle": Kind(lambda s: s.handle, lambda s, p: p.handle, (FORKED,)),
-    "ScheduledEngine": Kind(lambda s: ScheduledEngine(s.dsa, s.handle), _copy, skip=("wait_for",)),
     "CpuEngine": Kind(lambda s: s.cpu, _copy, _POOLS),
     "DsaEngine": Kind(lambda s: s.dsa, _copy, skip=("wait_for",)),
     "CacheMaintenance": Kind(

@@ -58,7 +58,7 @@ _ERRORS: dict[int, tuple[type[Exception], str]] = {
         "a copy could not be started, and parts of it may still run; its space stays taken until "
         "this process ends: restart it",
     ),
-    -lib.BL_ERROR_CLOSED: (TransferError, "the CUDA engine is closed"),
+    -errno.ESHUTDOWN: (TransferError, "the CUDA engine is closed"),
 }
 
 
@@ -108,23 +108,6 @@ def refuse_bad(count: int) -> None:
     """Raise :class:`~beluga.errors.ChecksumError` if chunks of a read differ."""
     if count:
         raise ChecksumError(f"{count} chunks are not those that were written")
-
-
-class PreparedCopy:
-    """See :class:`~beluga.transfer.engine.Prepared`. It holds the windows until it is closed."""
-
-    def __init__(self, engine: CudaEngine, plan: Plan, copy: core.bl_cuda_copy) -> None:
-        self._engine, self._plan = engine, plan
-        self._copy: core.bl_cuda_copy | None = copy
-
-    def start(self, first: int, end: int) -> CudaTransfer:
-        """Launch kernels for some chunks, after the CPU's maintenance of their lines."""
-        assert self._copy is not None  # noqa: S101  closed
-        return self._engine.start(self._plan, self._copy, range(first, end), last=False)
-
-    def close(self) -> None:
-        """Drop the copy, whose windows are held until its ranges are dropped, too."""
-        self._copy = None
 
 
 class CapturedTransfer:
@@ -269,11 +252,6 @@ class CudaEngine:
         """See :meth:`beluga.transfer.engine.CopyEngine.scatter_read`."""
         return self._copy(plan, stream, Direction.READ)
 
-    def prepare(self, plan: Plan, direction: Direction) -> PreparedCopy:
-        """See :meth:`beluga.transfer.engine.CopyEngine`: the plan is checked now, and its windows
-        are held."""
-        return PreparedCopy(self, plan, self._prepare(plan, None, direction))
-
     def capture(self, plan: Plan, stream: StreamLike, *, write: bool) -> CapturedTransfer:
         """Put a copy into the graph that ``stream`` is being captured into.
 
@@ -306,7 +284,22 @@ class CudaEngine:
         else:
             leave(self._registrar, self)
 
-    # ---- for transfers
+    # ---- for puts and gets in C, and for transfers
+
+    def table(self, piece_sizes: list[int]) -> core.bl_engine:
+        """Return the engine as C calls it, with the bytes that a link admits at once of a read and
+        a write. It is valid while this engine is.
+        """
+        made = ffi.new("bl_engine *", lib.bl_cuda_engine_table(self._handle))
+        made.piece_size[0], made.piece_size[1] = piece_sizes
+        return made
+
+    def raise_for_copy(self, code: int) -> None:
+        """Raise the error of a copy that C called, if the code is one of this engine's."""
+        if code == -errno.EBUSY:
+            raise TransferError("the stream is being captured; use capture()")
+        if code in _ERRORS or code <= -lib.BL_CUDA_STATUS:
+            self.check(code)
 
     def refuse_forked(self) -> None:
         """Raise ForkedSessionError in a forked child."""

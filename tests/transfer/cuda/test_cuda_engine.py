@@ -7,8 +7,10 @@ together with graphs, streams and failures.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +22,6 @@ from support.cuda_gpu import (
     Blocks,
     Gpu,
     engine_on,
-    held,
     nothing_under_way,
     refuse,
     windows_of,
@@ -35,17 +36,13 @@ from beluga.errors import (
     LayoutError,
     TransferError,
     TransferTimeoutError,
+    UnsettledError,
 )
+from beluga.index import BlockState, IndexClient, IndexServer
+from beluga.kvcache import KVCache
 from beluga.pool import Pool
-from beluga.transfer import (
-    IoHandle,
-    Link,
-    LinkSettings,
-    Plan,
-    ScheduledEngine,
-    Speed,
-)
-from beluga.transfer.cuda import CudaDevice, CudaEngine
+from beluga.transfer import Link, LinkSettings, Plan, Speed, TransferClass
+from beluga.transfer.cuda import CudaDevice, CudaEngine, DriverError
 from beluga.transfer.policy import CacheMaintenance, probe
 
 # ---- The CUDA engine's own logic, with the host-compiled kernels on worker threads in place of
@@ -70,35 +67,6 @@ def test_a_batch_is_one_launch_without_a_wait(pool: Pool, gpu: Gpu) -> None:
     assert blocks.stored(pool)
     assert engine.stat.bounced_bytes == 0
     assert engine.stat.direct_bytes == 2 * blocks.plan.size
-
-
-@pytest.mark.usefixtures("compiled")
-def test_a_link_admits_a_prepared_plan_in_pieces(pool: Pool, gpu: Gpu, shm: Path) -> None:
-    speed = Speed(1 << 30)
-    link = Link("pieces", LinkSettings(read=speed, write=speed, device=None), directory=shm)
-    place = IoHandle(link)
-    engine, blocks = engine_on(pool, gpu), Blocks.make(pool, 5)
-    engine.piece_size = blocks.plan.size // 3
-    assert engine.settle(PATIENCE_S)
-    scheduled = ScheduledEngine(engine, place)
-    for start in (scheduled.gather_write, scheduled.scatter_read):
-        for direction in (each.handle for each in link.directions):
-            direction.bucket.tail += 10**12  # memory of another owner, for one second
-        before = len(gpu.launches)
-        transfer = start(blocks.plan)
-        assert len(gpu.launches) == before
-        assert windows_of(engine, pool, blocks.plan) <= held(engine)
-        for direction in (each.handle for each in link.directions):
-            direction.bucket.tail -= 10**12
-        transfer.wait(PATIENCE_S)
-        assert len(gpu.launches) - before > 1  # a launch for each piece
-    assert blocks.stored(pool)
-    assert blocks.plan.checksums is not None
-    blocks.plan.checksums[-1] ^= 1
-    with pytest.raises(ChecksumError):
-        scheduled.scatter_read(blocks.plan).wait(PATIENCE_S)
-    scheduled.close()
-    place.close()
 
 
 @pytest.mark.usefixtures("compiled")
@@ -400,3 +368,69 @@ def test_a_failed_kernel_is_the_transfers_error(pool: Pool, gpu: Gpu) -> None:
         transfer.wait(PATIENCE_S)
     engine.gather_write(blocks.plan).wait(PATIENCE_S)  # other streams continue
     assert blocks.stored(pool)
+
+
+# ---- A cache whose engine is in C.
+
+
+@pytest.fixture
+def cache(pool: Pool, gpu: Gpu, shm: Path) -> Iterator[KVCache]:
+    speed = Speed(8 << 30)
+    link = Link("gpu", LinkSettings(read=speed, write=speed), pool=pool, directory=shm)
+    engine = engine_on(pool, gpu)
+    engine.piece_size = 1 << 20
+    assert engine.settle(PATIENCE_S)
+    with IndexServer(pool), KVCache(pool, namespace="gpu", engine=engine, link=link) as cache:
+        yield cache
+    link.close()
+
+
+KEYS = [hashlib.sha256(b"block %d" % number).digest() for number in range(4)]
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_cache_copies_without_python(
+    pool: Pool, gpu: Gpu, cache: KVCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("gather_write", "scatter_read"):
+        monkeypatch.delattr(CudaEngine, name)
+    blocks = np.random.default_rng(1).integers(256, size=(4, 1_000_000), dtype=np.uint8)
+    targets = np.zeros_like(blocks)
+    assert cache.put(KEYS, blocks).stored == 4
+    assert cache.get(KEYS, targets).hits == 4
+    assert np.array_equal(blocks, targets)
+    assert len(gpu.launches) == 8  # a launch for each piece
+    carried = cache.transfer_stats()
+    for kind in (TransferClass.OFFLOAD, TransferClass.ONBOARD):
+        assert (carried[kind].pieces, carried[kind].bytes) == (4, blocks.nbytes)
+    offset = int(IndexClient(cache.client).lookup(cache.keys(KEYS)).hits[2].offset)
+    poke(pool, offset + 500_000, peek(pool, offset + 500_000, 1) ^ 1)
+    result = cache.get(KEYS, targets)
+    assert (result.hits, result.mismatches, result.states[2]) == (2, 1, BlockState.MISS)
+    assert nothing_under_way(cache.engine)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_caches_errors_are_those_of_its_engine(pool: Pool, gpu: Gpu, cache: KVCache) -> None:
+    blocks = np.zeros((4, 100_000), np.uint8)
+    gpu.fail_at = 1
+    with pytest.raises(DriverError, match="unknown error"):
+        cache.put(KEYS, blocks)
+    stat = cache.stat()
+    assert (stat.grant_count, stat.abort_count) == (0, 4)
+    assert cache.put(KEYS[:2], blocks[:2]).stored == 2
+    gpu.fail_at = 1
+    with pytest.raises(DriverError, match="unknown error"):
+        cache.get(KEYS[:2], blocks[:2])
+    assert cache.stat().pinned_count == 0
+    gpu.gate.clear()
+    gpu.silent = True
+    with pytest.raises(UnsettledError, match="restart"):
+        cache.put(KEYS[2:], blocks[2:])
+    gpu.silent = False
+    gpu.gate.set()
+    assert cache.stat().grant_count == 2  # until this process ends
+    assert cache.engine is not None
+    cache.engine.close()
+    with pytest.raises(TransferError, match="the CUDA engine is closed"):
+        cache.get(KEYS[:2], blocks[:2])

@@ -74,7 +74,7 @@ typedef struct bl_engine_copy {
     bl_kv *kv;
     const bl_kv_buffers *buffers;
     const bl_memory *memory;
-    const bl_plan *plan;        /* NULL: not started */
+    bl_plan plan;               /* without pieces: not started */
     uint64_t tickets[BL_KV_BATCH];
     int write;
     int fails;
@@ -84,7 +84,7 @@ typedef struct bl_engine_copy {
 static int bl_engine_copy_start(void *context, const bl_plan *plan, int write, void **out)
 {
     bl_engine_copy *copy = context;
-    copy->plan = plan;
+    copy->plan = *plan;
     copy->write = write;
     for (uint32_t i = 0; i < plan->piece_count; i++) {
         const bl_piece *piece = &plan->pieces[i];
@@ -110,8 +110,8 @@ static int bl_engine_copy_wait(void *context, void *out)
     copy->left = copy->write && bl_engine_leaves(copy->kv, copy->buffers);
     if (copy->left)
         return -EINPROGRESS;
-    for (uint32_t i = 0; i < copy->plan->piece_count; i++) {
-        const bl_piece *piece = &copy->plan->pieces[i];
+    for (uint32_t i = 0; i < copy->plan.piece_count; i++) {
+        const bl_piece *piece = &copy->plan.pieces[i];
         bl_sim_device_wait(copy->memory, copy->tickets[i]);
         if (copy->write && !copy->fails)
             bl_device_written(copy->memory, piece->offset, piece->length);
@@ -123,7 +123,7 @@ static int bl_engine_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
 {
     bl_engine_copy copy = {.kv = kv, .buffers = buffers, .memory = &session->pool->memory,
                            .fails = bl_sim_below(kv->path.world, 4) == 0};
-    bl_engine engine = {&copy, bl_engine_copy_start, bl_engine_copy_wait};
+    bl_engine engine = {&copy, bl_engine_copy_start, bl_engine_copy_wait, {0}};
     for (uint32_t i = 0; i < buffers->batch.count; i++)
         bl_kv_fill(buffers->payloads[i], buffers->keys[2 * i], bl_sim_random(kv->path.world),
                    buffers->batch.length);
@@ -131,7 +131,7 @@ static int bl_engine_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
     int status = bl_kv_put(session, &buffers->batch, buffers->states, buffers->statuses);
     if (copy.left)
         return status == -EINPROGRESS ? 0 : -EBADMSG;
-    return copy.plan && copy.fails ? bl_engine_failed(buffers, status) : status;
+    return copy.plan.piece_count > 0 && copy.fails ? bl_engine_failed(buffers, status) : status;
 }
 
 /* Check the bytes of a confirmed block. */
@@ -146,7 +146,7 @@ static int bl_engine_judge(bl_kv *kv, const bl_kv_buffers *buffers, uint32_t i)
 static int bl_engine_get(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
 {
     bl_engine_copy copy = {.kv = kv, .buffers = buffers, .memory = &session->pool->memory};
-    bl_engine engine = {&copy, bl_engine_copy_start, bl_engine_copy_wait};
+    bl_engine engine = {&copy, bl_engine_copy_start, bl_engine_copy_wait, {0}};
     uint64_t mismatch_count = 0;
     buffers->batch.engine = &engine;
     int64_t hits = bl_kv_get(session, &buffers->batch, buffers->states, &mismatch_count);

@@ -190,7 +190,7 @@ static int bl_held_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
 {
     const bl_kv_batch *batch = &buffers->batch;
     bl_held_copy copy = {.kv = kv, .session = session};
-    bl_engine engine = {&copy, bl_held_start, bl_held_wait};
+    bl_engine engine = {&copy, bl_held_start, bl_held_wait, {0}};
     for (uint32_t i = 0; i < batch->count; i++)
         bl_kv_fill(buffers->payloads[i], batch->keys[2 * i], bl_sim_random(kv->path.world),
                    batch->length);
@@ -206,7 +206,7 @@ static int bl_held_get(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
 {
     const bl_kv_batch *batch = &buffers->batch;
     bl_held_copy copy = {.kv = kv, .session = session};
-    bl_engine engine = {&copy, bl_held_start, bl_held_wait};
+    bl_engine engine = {&copy, bl_held_start, bl_held_wait, {0}};
     uint64_t mismatches = 0;
     buffers->batch.engine = &engine;
     int64_t hits = bl_kv_get(session, batch, buffers->states, &mismatches);
