@@ -10,7 +10,6 @@ belongs to one checksum.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -86,13 +85,6 @@ class Plan:
             object.__setattr__(self, "_size", int(self.pieces["length"].sum()))
         return self._size
 
-    @property
-    def link_ranges(self) -> NDArray[np.void]:
-        """The ranges of the pool that cross the link: the pieces, or whole chunks if rows have
-        checksums to compare. The type is PIECE or CHUNK, with ``offset`` and ``length`` in bytes.
-        """
-        return self.chunks if self.sparse and self.checksums is not None else self.pieces
-
     def struct(self) -> core.bl_plan:
         """Return the ``bl_plan *`` for C, which is valid while this plan lives.
 
@@ -163,49 +155,6 @@ class Plan:
                     f"a {what} of {row['length']} bytes at pool offset {row['offset']} needs "
                     f"{int(row['offset']) + int(row['length'])} bytes; the pool has {pool_size}"
                 )
-
-    def ranges(self, size: int) -> tuple[list[int], list[int]]:
-        """Divide the chunks into ranges of at most ``size`` bytes on the link, or one chunk if it
-        has more. Return the end and the bytes of each range."""
-        lengths = self.link_ranges["length"].astype(np.int64)
-        if len(lengths) and self.link_ranges is self.pieces:
-            lengths = np.add.reduceat(lengths, self._firsts())
-        ends = np.cumsum(lengths)
-        found: list[int] = []
-        start, before = 0, 0
-        while start < len(self.chunks):
-            start = max(int(np.searchsorted(ends, before + size, side="right")), start + 1)
-            before = int(ends[start - 1])
-            found.append(start)
-        sizes: list[int] = np.diff(ends[np.array(found, int) - 1], prepend=0).tolist()
-        return found, sizes
-
-    def cut(self, size: int) -> Iterator[Plan]:
-        """Yield the plan in parts, one for each of :meth:`ranges`."""
-        start = 0
-        for end in self.ranges(size)[0]:
-            yield self.part(start, end)
-            start = end
-
-    def _firsts(self) -> NDArray[np.int64]:
-        return self.chunks["first"].astype(np.int64) - self.piece_base
-
-    def part(self, start: int, end: int) -> Plan:
-        """Return chunks from ``start`` to ``end`` as a plan that shares this one's arrays: its
-        checksums are written into this plan's."""
-        firsts = self.chunks["first"]
-        first = int(firsts[start]) - self.piece_base
-        last = int(firsts[end]) - self.piece_base if end < len(firsts) else len(self.pieces)
-        return Plan(
-            self.pieces[first:last],
-            self.chunks[start:end],
-            None if self.checksums is None else self.checksums[start:end],
-            self.sparse,
-            self.owners,
-            self.piece_base + first,
-            self.chunk_base + start,
-            self.read_only,
-        )
 
 
 def plan_blocks(  # noqa: PLR0913  all but the first three named

@@ -44,7 +44,7 @@ INTERNAL = {
     "Client": "session",
     "Handlers": "bind returns",
     "Run": "rest refuse_wrong",
-    "Plan": "struct refuse_direction refuse_beyond ranges part cut link_ranges",
+    "Plan": "struct refuse_direction refuse_beyond",
     "View": "foreign",
     "Link": "price",
     "Indexer": "handle shared_stored shared_removed shared_count shared_names clear_shared",

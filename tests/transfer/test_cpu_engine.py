@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.blocks import keys
 from support.emulation import fewer
+from support.plans import cut
 
 from beluga import coherence
 from beluga._ffi import ffi, lib
@@ -124,7 +125,7 @@ def round_trip(pool: Pool, blocks: int, sizes: list[int], chunk: int, threads: i
     if chunk:
         assert back.checksums is not None
         back.checksums[:] = plan.checksums
-    for part in back.cut(3 * sum(sizes) // 2):
+    for part in cut(back, 3 * sum(sizes) // 2):
         engine.scatter_read(part).wait()
     assert target.blocks() == source.blocks()
     assert target.untouched()
@@ -198,7 +199,7 @@ def test_some_rows_are_read_and_their_chunks_verified(pool: Pool, threads: int) 
     touched = (sparse.chunks["offset"] - pool.geometry.data_offset) // chunk
     summed = Plan(sparse.pieces, sparse.chunks, plan.checksums[touched], sparse=True)
     target[:] = FILL
-    for part in summed.cut(60_000):
+    for part in cut(summed, 60_000):
         engine.scatter_read(part).wait()
     assert target.tobytes() == wanted + bytes([FILL] * 9)
     gap = rows[10][0] + row  # no row covers this byte, but its chunk's checksum does

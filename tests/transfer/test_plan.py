@@ -69,25 +69,6 @@ def test_every_byte_of_every_block_is_in_one_piece(
     assert (plan.checksums is None) == (chunk_size == 0)
 
 
-@settings(deadline=None)
-@given(blocks=st.integers(1, 5), size=st.integers(1, 5000))
-def test_parts_are_the_whole_and_share_its_checksums(blocks: int, size: int) -> None:
-    addresses = np.arange(blocks * 3, dtype=np.uint64).reshape(blocks, 3) << 20
-    plan = plan_blocks(
-        addresses, np.array([640, 1000, 200]), np.arange(blocks) * 4096, chunk_size=512
-    )
-    parts = list(plan.cut(size))
-    assert (np.concatenate([part.pieces for part in parts]) == plan.pieces).all()
-    assert (np.concatenate([part.chunks for part in parts]) == plan.chunks).all()
-    assert plan.checksums is not None
-    for part in parts:
-        assert part.size <= size or len(part.chunks) == 1
-        assert part.checksums is not None
-        assert (part.pieces["chunk"] - part.chunk_base < len(part.chunks)).all()
-        part.checksums[:] = 7
-    assert (plan.checksums == 7).all()
-
-
 @pytest.mark.parametrize(
     ("addresses", "sizes", "offsets", "chunk_size"),
     [

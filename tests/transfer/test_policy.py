@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.plans import cut
 
 from beluga._ffi import lib
 from beluga.errors import DeviceFaultError, EngineUnavailableError
@@ -102,7 +103,7 @@ def plans(offset: int) -> list[Plan]:
     sums = np.zeros((1, 18), np.uint32)
     return [
         whole,
-        *whole.cut(20_000),
+        *cut(whole, 20_000),
         plan_rows(**rows, **where),  # type: ignore[arg-type]
         plan_rows(**rows, **where, checksums=sums),  # type: ignore[arg-type]
     ]

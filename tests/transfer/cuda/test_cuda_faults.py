@@ -27,6 +27,7 @@ from support.cuda_gpu import (
 )
 from support.emulation import long
 from support.engines import poke
+from support.plans import cut
 
 from beluga._ffi import ffi, lib
 from beluga.errors import (
@@ -202,7 +203,7 @@ def test_a_part_of_a_plan_is_a_plan(pool: Pool, gpu: Gpu) -> None:
     """Parts number pieces and chunks from the first one of the whole plan."""
     engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
     assert engine.settle(PATIENCE_S)
-    parts = list(blocks.plan.cut(100_000))
+    parts = list(cut(blocks.plan, 100_000))
     assert len(parts) > 3
     for part in parts[1:]:
         engine.gather_write(part).wait(PATIENCE_S)

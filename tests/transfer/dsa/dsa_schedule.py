@@ -18,6 +18,7 @@ import numpy as np
 from cffi import FFI
 from hypothesis import strategies as st
 from support.engines import Bytes, peek, poke
+from support.plans import cut
 from support.soft_dsa import soft_queue
 
 from beluga import _build, coherence
@@ -110,7 +111,7 @@ def run(library: Library, engine: Any, plan: Plan, part: int, *, is_read: bool) 
     """The statuses of the plan's parts, all of which are in flight."""
     ffi, lib = library.ffi, library.lib
     transfers, structs = [], []
-    for piece in plan.cut(part):
+    for piece in cut(plan, part):
         structs.append(piece.struct())
         out = ffi.new("bl_dsa_transfer **")
         struct = library.of("bl_plan *", structs[-1])

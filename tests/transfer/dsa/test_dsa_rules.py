@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from dsa_schedule import GCC, Library, Schedule, built, opened_pool, run
 from dsa_schedule import Scene as DsaScene
+from support.plans import cut
 from support.soft_dsa import soft_queue
 
 from beluga._ffi import lib
@@ -251,7 +252,7 @@ def plans(pool: Pool) -> list[tuple[Plan, int]]:
         checksums=np.zeros((4, 5), np.uint32),
     )
     backward = dataclasses.replace(blocks, chunks=blocks.chunks[::-1].copy())
-    return [(blocks, 3), *((part, 1) for part in blocks.cut(1024)), (rows, 3), (summed, 2),
+    return [(blocks, 3), *((part, 1) for part in cut(blocks, 1024)), (rows, 3), (summed, 2),
             (backward, len(blocks.chunks))]  # fmt: skip
 
 
