@@ -266,10 +266,6 @@ class LinkDirection:
             lib.bl_direction_limit(self.handle, node, bytes_per_s, burst, now), "limiting a class"
         )
 
-    def reap(self, now_ns: int) -> int:
-        """Release the tokens of dead processes. Return the number of their members."""
-        return int(lib.bl_direction_reap(self.handle, now_ns))
-
     def bytes_of(self, node: int) -> int:
         """Return the bytes that were admitted so far."""
         return int(self.handle.nodes[node].bytes)
