@@ -48,10 +48,11 @@ typedef struct bl_plan {
 } bl_plan;
 
 /* A copy engine for callers in C. start begins the copy of a valid plan, or of a range of its
- * chunks; the arrays stay as they are until wait has returned. After an error of start nothing of
- * the copy is in progress. wait is called once for each started copy, which is not NULL, in order.
- * Both return 0 or a negative error: -EBADMSG if a read has other checksums, -EINPROGRESS if a
- * device may still write to the memory of the plan, and read the plan's arrays. */
+ * chunks; the arrays stay as they are until wait has returned. After an error of start, except
+ * -EINPROGRESS, nothing of the copy is in progress. wait is called once for each started copy,
+ * which is not NULL, in order. Both return 0 or a negative error: -EBADMSG if a read has other
+ * checksums, -EINPROGRESS if a device may still write to the memory of the plan, and read the
+ * plan's arrays. */
 typedef int (*bl_engine_start)(void *context, const bl_plan *plan, int write, void **copy);
 typedef int (*bl_engine_wait)(void *context, void *copy);
 

@@ -213,7 +213,7 @@ static void bl_kv_wait_oldest(bl_kv_copies *copies)
     copies->in_flight--;
     if (status == -EINPROGRESS || copies->status == 0)
         copies->status = status;
-    if (status == -EINPROGRESS) /* the plan is never freed */
+    if (copies->status == -EINPROGRESS) /* of this piece or another one: no plan is freed */
         return;
     if (--flight->part->in_flight == 0 && flight->part->is_started)
         free(flight->part);
